@@ -6,7 +6,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail};
-use pagoda_sys::toy::process;
 use serde_json::{Value, json};
 use testkit::qmp::Qmp;
 use testkit::undo::{Guard, Undo, start_ticks_of};
@@ -101,7 +100,7 @@ impl<'a> Bare<'a> {
         command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor.display()));
         let state = fs::File::open(template.dir.join("state")).context("open the state")?;
         command.stdin(state).stdout(Stdio::null()).stderr(Stdio::inherit());
-        process::die_with_parent(&mut command);
+        // It would end with the thread that starts it; the guard kills it.
         let child = command.spawn().context("start QEMU")?;
         let kill = Guard::new(Undo::Process { pid: child.id(), start_ticks: start_ticks_of(child.id()).unwrap_or(0) })?;
         let bare = Bare { template, number, child, _kill: kill };

@@ -3,6 +3,7 @@
 //! When the daemon is away each call fails with [`ClientError::NotRunning`] at once; nothing is
 //! retried, for the VMs themselves do not need this socket.
 
+mod hosts;
 mod snapshots;
 
 use std::io;

@@ -10,6 +10,7 @@ mod balloon;
 mod clone;
 mod crashed;
 mod dram;
+mod hosts;
 mod kind;
 mod latency;
 mod launch;
@@ -36,6 +37,7 @@ pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
 pub use clone::{CLONE_BODY_BYTES_MAX, CLONES_MAX, CloneRequest, CreatedClones, NewClone, check_clone_names};
 pub use crashed::{Candidate, Crash, CrashedVm, Restorable};
 pub use dram::{DRAM_BYTES_MIN, DRAM_FRACTION_MIN, MEMORY_GRANULE_BYTES, check_dram, dram_bytes_min};
+pub use hosts::{HOST_NAME_MAX, HostList, HostLook, HostPing, OwnHost, TrustedHost, check_host_name};
 pub use kind::VmKind;
 pub use latency::{Latency, RoundWait};
 pub use launch::{LAUNCH_BYTES_MAX, Launch, UNKNOWN_LAUNCH};
@@ -358,6 +360,8 @@ pub enum ErrorCode {
     NoSuchVm,
     /// 404: no snapshot of that name.
     NoSuchSnapshot,
+    /// 404: no host of that name is trusted.
+    NoSuchHost,
     /// 404: no such route.
     NoSuchRoute,
     /// 409: a VM of that name exists.
@@ -370,6 +374,8 @@ pub enum ErrorCode {
     GivenUp,
     /// 507: the swap directory, the directory of snapshots or the host's memory has no room.
     NoRoom,
+    /// 502: another host does not answer, or refuses.
+    Unreachable,
     /// 503: the host lacks a permission or a feature.
     Unsupported,
     /// 500: the daemon failed.
@@ -385,9 +391,10 @@ impl ErrorCode {
     pub fn status(self) -> u16 {
         match self {
             Self::BadRequest => 400,
-            Self::NoSuchVm | Self::NoSuchSnapshot | Self::NoSuchRoute => 404,
+            Self::NoSuchVm | Self::NoSuchSnapshot | Self::NoSuchHost | Self::NoSuchRoute => 404,
             Self::NameTaken | Self::WrongState | Self::Refused | Self::GivenUp => 409,
             Self::NoRoom => 507,
+            Self::Unreachable => 502,
             Self::Unsupported => 503,
             Self::Internal | Self::Unknown => 500,
         }

@@ -1,7 +1,7 @@
 //! How the rest of the daemon talks to an engine: commands in, a status and notices out.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pagoda_core::policy::SampleCount;
@@ -156,8 +156,21 @@ pub struct Status {
 
 #[derive(Debug, Default)]
 struct Board {
-    status: Mutex<Arc<Status>>,
+    shown: Mutex<Shown>,
     fresh: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Shown {
+    status: Arc<Status>,
+    /// The engine has ended: this is its last status.
+    is_last: bool,
+}
+
+impl Board {
+    fn lock(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The daemon's end.
@@ -230,10 +243,10 @@ impl Handle {
 
     /// The status as last published.
     pub fn status(&self) -> Arc<Status> {
-        Arc::clone(&self.board.status.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.board.lock().status)
     }
 
-    /// A status published after the call, or the last one if the engine is too busy to answer.
+    /// A status published after the call, or the last one if the engine has ended or is too busy to answer.
     pub fn fresh_status(&self) -> Arc<Status> {
         self.status_after(self.ask_status())
     }
@@ -245,12 +258,12 @@ impl Handle {
         before
     }
 
-    /// The status that was asked for, or the last one if the engine is too busy to answer.
+    /// The status that was asked for, or the last one if the engine has ended or is too busy to answer.
     pub fn status_after(&self, before: u64) -> Arc<Status> {
-        let status = self.board.status.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.board.fresh.wait_timeout_while(status, STATUS_WAIT, |status| status.generation <= before);
-        let (status, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(&status)
+        let comes = |shown: &mut Shown| shown.status.generation <= before && !shown.is_last;
+        let waited = self.board.fresh.wait_timeout_while(self.board.lock(), STATUS_WAIT, comes);
+        let (shown, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&shown.status)
     }
 }
 
@@ -267,9 +280,41 @@ impl Inbox {
 
     /// Publishes a status.
     pub fn publish(&self, mut status: Status) {
-        let mut board = self.board.status.lock().unwrap_or_else(PoisonError::into_inner);
-        status.generation = board.generation + 1;
-        *board = Arc::new(status);
+        let mut shown = self.board.lock();
+        status.generation = shown.status.generation + 1;
+        shown.status = Arc::new(status);
         self.board.fresh.notify_all();
+    }
+}
+
+impl Drop for Inbox {
+    /// Who waits for a status has waited long enough: an engine that has ended publishes none.
+    fn drop(&mut self) {
+        self.board.lock().is_last = true;
+        self.board.fresh.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_waited_for_as_long_as_there_is_an_engine() {
+        let (handle, inbox) = channel_pair().unwrap();
+        let before = handle.ask_status();
+        inbox.publish(Status { ram_bytes: 7, ..Status::default() });
+        assert_eq!(handle.status_after(before).ram_bytes, 7);
+        let (handle, asked) = (Arc::new(handle), std::time::Instant::now());
+        let waits: Vec<_> = (0..4)
+            .map(|_| {
+                let handle = Arc::clone(&handle);
+                std::thread::spawn(move || (0..1000).for_each(|_| assert_eq!(handle.fresh_status().ram_bytes, 7)))
+            })
+            .collect();
+        drop(inbox);
+        waits.into_iter().for_each(|wait| wait.join().unwrap());
+        // Each of a thousand waits would have taken its time-out.
+        assert!(asked.elapsed() < STATUS_WAIT * 100);
     }
 }

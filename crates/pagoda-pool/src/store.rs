@@ -158,10 +158,13 @@ pub fn set_admitted(dir: &Path, clients: &[Admitted]) -> Result<()> {
     let line =
         |client: &Admitted| format!("{:?} {}{}\n", client.key, client.name, if client.admin { ADMIN } else { "" });
     let text: String = clients.iter().map(line).collect();
-    let name = temporary(&path);
-    write_secret(&name, &text)
-        .and_then(|()| std::fs::rename(&name, &path))
-        .with_context(|| format!("write {}", path.display()))
+    replace(&path, &text).with_context(|| format!("write {}", path.display()))
+}
+
+/// Writes a file that only its owner may read over an older one: it is there whole, the old or the new.
+pub fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    let name = temporary(path);
+    write_secret(&name, text).and_then(|()| std::fs::rename(&name, path))
 }
 
 /// Lets nobody else change the directory's lists until it is dropped.

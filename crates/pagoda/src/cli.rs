@@ -3,6 +3,7 @@
 mod autosnapshot;
 mod caps;
 mod clone;
+mod hosts;
 mod on_crash;
 mod pace;
 mod policy;
@@ -21,6 +22,7 @@ pub use self::autosnapshot::AutosnapshotOptions;
 pub use self::caps::{BalloonTarget, DramLimit};
 use self::caps::{balloon_target, dram};
 pub use self::clone::{CloneNet, CloneOptions, CloneSource};
+pub use self::hosts::HostTrust;
 pub use self::on_crash::{CrashOptions, OnCrash};
 pub use self::pace::Pace;
 pub use self::policy::{Admit, HostSet, SamplingOptions, WhatIf};
@@ -47,13 +49,14 @@ Examples:
   pagoda vm clone web1 --count 20 --name job-%02d
   pagoda simulate FILE.toml        what the memory policy would do
   pagoda disk ls                   disks in the memory of other machines
+  pagoda host ping host2           what another host has free, and the way to it
 
 Exit status:
   0  done
   1  failed; the message says what to do
   2  the command line is wrong
-  3  the daemon, or the etcd of a cluster, cannot be reached
-  4  there is no VM, snapshot, disk or server of that name
+  3  the daemon, another host, or the etcd of a cluster cannot be reached
+  4  there is no VM, snapshot, disk, server or host of that name
   5  there is no room for the VM or the snapshot; the message says what is missing
   6  a snapshot, its restore, cloning, removal, export or import was refused, and nothing was changed
   7  a snapshot was begun and given up, and its VM runs where it was; or clones were begun, and all are gone; or the file of an
@@ -271,6 +274,17 @@ pub enum Host {
     /// Show the host's memory, its policy, directories and settings as the daemon sees them
     Show,
     Set(HostSet),
+    /// List this host's key and the hosts that it trusts
+    Ls,
+    Trust(HostTrust),
+    /// Trust a host no more
+    Untrust {
+        name: String,
+    },
+    /// Ask a trusted host what it has free, and how fast the way to it is
+    Ping {
+        name: String,
+    },
 }
 
 /// Check whether this host can run VMs under Pagoda, and say what to change

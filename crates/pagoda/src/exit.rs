@@ -77,10 +77,11 @@ fn status(error: &anyhow::Error) -> u8 {
 /// Of what the daemon answers.
 fn code_status(code: ErrorCode) -> u8 {
     match code {
-        ErrorCode::NoSuchVm | ErrorCode::NoSuchSnapshot => NOT_FOUND,
+        ErrorCode::NoSuchVm | ErrorCode::NoSuchSnapshot | ErrorCode::NoSuchHost => NOT_FOUND,
         ErrorCode::NoRoom => NO_ROOM,
         ErrorCode::Refused => REFUSED,
         ErrorCode::GivenUp => GIVEN_UP,
+        ErrorCode::Unreachable => UNREACHABLE,
         _ => FAILED,
     }
 }
@@ -118,6 +119,8 @@ mod tests {
         check(refused(ErrorCode::NoRoom), NO_ROOM);
         check(NotAdmitted("n".into()).into(), NO_ROOM);
         check(refused(ErrorCode::NoSuchSnapshot), NOT_FOUND);
+        check(refused(ErrorCode::NoSuchHost), NOT_FOUND);
+        check(refused(ErrorCode::Unreachable), UNREACHABLE);
         check(refused(ErrorCode::Refused), REFUSED);
         check(refused(ErrorCode::GivenUp), GIVEN_UP);
         check(Refused("r".into()).into(), REFUSED);

@@ -5,6 +5,7 @@ mod cli;
 mod disk;
 mod doctor;
 mod exit;
+mod hosts;
 mod man;
 mod mrc;
 mod output;

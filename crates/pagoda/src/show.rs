@@ -13,7 +13,7 @@ use crate::cli::{BalloonTarget, Host, Vm, VmSet};
 use crate::exit::UsageError;
 use crate::output::{Format, Side, Table, lines_text, print_json, print_text};
 use crate::units::format_size;
-use crate::{mrc, policy, snapshot};
+use crate::{hosts, mrc, policy, snapshot};
 
 pub fn ls(client: &Client, format: Format) -> Result<()> {
     let list = client.vms()?;
@@ -245,6 +245,10 @@ pub fn host(client: &Client, command: &Host, format: Format) -> Result<()> {
     let host = match command {
         Host::Show => client.host()?,
         Host::Set(options) => client.patch_host(&options.patch())?,
+        Host::Ls => return hosts::ls(client, format),
+        Host::Trust(options) => return hosts::trust(client, options, format),
+        Host::Untrust { name } => return hosts::untrust(client, name),
+        Host::Ping { name } => return hosts::ping(client, name, format),
     };
     if format == Format::Json {
         return Ok(print_json(&host)?);

@@ -36,6 +36,7 @@ use pagoda_sys::uffd::{self, Uffd};
 
 use self::handshakes::Handshakes;
 use crate::policy::settings;
+use crate::qmp::Held;
 use crate::record::{OperationKind, Record, SharingFiles};
 use crate::registry::{Registry, Starter, Taken, Vm};
 use crate::remote::{self, Dirs};
@@ -304,10 +305,12 @@ fn attach(
     if let Err(error) = registry.crashes.remove(&name) {
         tracing::warn!(vm = %name, "remove the note that one of its name has crashed: {error}");
     }
+    // One connection for all that QEMU is asked now: each new one takes it a millisecond.
+    let held = registry.lock().get(&name).map(|vm| Held::new(Arc::clone(&vm.qmp)));
     learn_accelerator(registry, &name);
     registry.resume_balloon(&name);
     registry.governor.doorbell.ring();
-    if let Err(error) = gate::check(registry, &name, token, !taken_over) {
+    if let Err(error) = gate::check(registry, &name, token, !taken_over, held) {
         tracing::warn!(vm = %name, "QEMU is not asked whether it could leave guest RAM out of a migration: {error}");
     }
     Ok(())

@@ -4,6 +4,7 @@
 //! wrong one leaves running VMs with the daemon they have.
 
 mod file;
+mod hosts;
 mod policy;
 mod snapshots;
 mod values;
@@ -19,6 +20,7 @@ use pagoda_api::{METRICS_ADDR_DEFAULT, SOCKET_DEFAULT};
 use pagoda_pager::poll::{BUSY_POLL_DEFAULT, BUSY_POLL_MAX};
 
 use self::file::File;
+pub use self::hosts::HostsConfig;
 pub use self::policy::PolicyConfig;
 pub(crate) use self::policy::size;
 pub use self::snapshots::SnapshotsConfig;
@@ -159,6 +161,7 @@ pub struct Config {
     /// The compressed memory of new VMs.
     pub compressed: Option<Compressed>,
     pub snapshots: SnapshotsConfig,
+    pub hosts: HostsConfig,
     /// Where the memory policy is configured; `None`: in the file of the system, if it is there.
     pub file: Option<PathBuf>,
     pub policy: PolicyConfig,
@@ -210,6 +213,7 @@ impl Config {
         Ok(Self {
             shim: find_shim(args.shim.or(file.shim), exe_dir)?,
             snapshots: SnapshotsConfig::resolve(file.snapshots, &state_dir)?,
+            hosts: HostsConfig::resolve(file.hosts, &state_dir)?,
             state_dir,
             swap_dir,
             pool_dir,

@@ -5,6 +5,7 @@
 //! socket is for the daemon's own user and root; with `--group` its members may start VMs and no more. TCP has
 //! the metrics alone. Guests notice nothing when this ends: their faults go elsewhere.
 
+mod hosts;
 mod listener;
 mod reply;
 mod sampling;
@@ -178,6 +179,7 @@ fn control_router(registry: Arc<Registry>) -> Router {
         .route("/v1/vms/{name}/whatif", post(what_if))
         .merge(sampling::routes())
         .merge(snapshots::routes())
+        .merge(hosts::routes())
         .route("/metrics", get(scrape))
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)

@@ -8,11 +8,13 @@ mod config;
 mod control;
 mod crashes;
 mod disks;
+mod hosts;
 mod images;
 mod metrics;
 mod notices;
 mod parts;
 mod policy;
+mod programs;
 mod qmp;
 mod random;
 mod record;
@@ -117,6 +119,8 @@ fn run(config: Config) -> Result<()> {
     start("images", move || counting.images.run(&|image| counting.image_is_filled(image)))?;
     let timing = Arc::clone(&registry);
     start("timetables", move || snapshots::timetables::run(&timing))?;
+    let welcoming = Arc::clone(&registry);
+    start("hosts", move || hosts::serve(&welcoming))?;
     control::run(&registry, bind_control(&registry)?)?;
     registry.detach_all();
     Ok(())

@@ -47,6 +47,7 @@ use crate::disks::{LayerSizes, Unsettled};
 use crate::images::Images;
 use crate::parts::Parts;
 use crate::policy::{Governor, settings};
+use crate::programs::Programs;
 use crate::record::store::RecordStore;
 use crate::timetables::Timetables;
 
@@ -81,6 +82,8 @@ pub struct Registry {
     pub images: Images,
     /// VMs that have crashed.
     pub crashes: Crashes,
+    /// Versions of QEMU programs.
+    pub programs: Programs,
     /// VMs of which snapshots are taken by themselves.
     pub timetables: Timetables,
     vms: Mutex<BTreeMap<String, Vm>>,
@@ -120,6 +123,7 @@ impl Registry {
             parts,
             images,
             crashes,
+            programs: Programs::default(),
             timetables: Timetables::default(),
             vms,
             making,

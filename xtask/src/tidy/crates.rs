@@ -9,7 +9,7 @@ use super::manifests::{Manifest, Needed, members};
 type Edges = &'static [(&'static str, Needed, &'static str)];
 
 /// From the bottom up: a crate stands below those that it depends on.
-const ALLOWED: [(&str, Edges); 23] = [
+const ALLOWED: [(&str, Edges); 24] = [
     ("pagoda-abi", &[]),
     ("pagoda-core", &[]),
     ("pagoda-guest", &[]),
@@ -79,12 +79,22 @@ const ALLOWED: [(&str, Edges); 23] = [
         ],
     ),
     (
+        "pagoda-link",
+        &[
+            ("pagoda-api", Needed::Always, "names of hosts"),
+            ("pagoda-pool", Needed::Always, "files with secrets"),
+            ("rmap", Needed::Always, "keys"),
+            ("rmap-io", Needed::Always, "random numbers"),
+        ],
+    ),
+    (
         "pagodad",
         &[
             ("pagoda-abi", Needed::Always, "attach packets, VM records"),
             ("pagoda-api", Needed::Always, "requests and replies"),
             ("pagoda-core", Needed::Always, "memory policy, balloon"),
             ("pagoda-image", Needed::Always, "images of snapshots, form of VM records"),
+            ("pagoda-link", Needed::Always, "streams of other hosts"),
             ("pagoda-pager", Needed::Always, "engines"),
             ("pagoda-pool", Needed::Always, "pools of remote tiers"),
             ("pagoda-recording", Needed::Always, "recorded rounds"),

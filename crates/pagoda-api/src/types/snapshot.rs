@@ -282,6 +282,9 @@ pub struct SnapshotLaunch {
     /// The shim that a VM made of it gets, as in `CreatedVm`. A daemon from before it was told here leaves it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shim: Option<PathBuf>,
+    /// The version of its program as it is now, if the daemon knows it without asking.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program_version: Option<String>,
 }
 
 /// `POST /v1/restores`: makes a VM that begins with what a snapshot has; the reply is a `CreatedVm`. Its QEMU is started by

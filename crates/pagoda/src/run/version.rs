@@ -7,6 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use pagoda_api::SnapshotLaunch;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How long QEMU may take to say its version: it is loaded for that, and starts no machine.
@@ -16,6 +17,39 @@ const ANSWER_BYTES: usize = 4096;
 /// What QEMU's version stands behind.
 const BEFORE: &str = "version ";
 
+/// A version that is known, or was asked for.
+#[derive(Debug)]
+pub enum Version {
+    Known(String),
+    Asked(Asked),
+}
+
+/// The version of the program that starts a snapshot. Without the daemon's knowledge it is asked, and answers while its caller does
+/// something else.
+///
+/// # Errors
+/// It cannot be started.
+pub fn of_snapshot(program: &Path, snapshot: &SnapshotLaunch) -> Result<Version> {
+    let is_it = program == Path::new(&snapshot.launch.program);
+    match &snapshot.program_version {
+        Some(version) if is_it => Ok(Version::Known(version.clone())),
+        _ => ask(program).map(Version::Asked),
+    }
+}
+
+impl Version {
+    /// The version, such as `10.0.2`.
+    ///
+    /// # Errors
+    /// QEMU does not say one in time.
+    pub fn answer(self) -> Result<String> {
+        match self {
+            Version::Known(version) => Ok(version),
+            Version::Asked(asked) => asked.answer(),
+        }
+    }
+}
+
 /// A QEMU that was asked for its version.
 #[derive(Debug)]
 pub struct Asked {
@@ -24,11 +58,7 @@ pub struct Asked {
     deadline: Instant,
 }
 
-/// Asks a QEMU. It answers while its caller does something else.
-///
-/// # Errors
-/// It cannot be started.
-pub fn ask(program: &Path) -> Result<Asked> {
+fn ask(program: &Path) -> Result<Asked> {
     let mut command = Command::new(program);
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().with_context(|| format!("start {}", program.display()))?;

@@ -76,7 +76,14 @@ mod tests {
         let launch =
             Launch { program: "/usr/bin/q".into(), words, cwd: "/".into(), uid: 7, gid: 8, unstartable: vec![] };
         let spec = VmSpec { dram: Some(1 << 30), share_group: Some("g".into()), ..VmSpec::default() };
-        let of = SnapshotLaunch { launch, memory: vec![1 << 31], spec, qemu: SnapshotQemu::default(), shim: None };
+        let of = SnapshotLaunch {
+            launch,
+            memory: vec![1 << 31],
+            spec,
+            qemu: SnapshotQemu::default(),
+            shim: None,
+            program_version: None,
+        };
         let expected = r#"starts         /usr/bin/q
 in             /
 as user        7:8

@@ -19,7 +19,7 @@ use pagoda_abi::Token;
 use pagoda_api::types::VmKind;
 use serde_json::{Value, json};
 
-use crate::qmp::Refused;
+use crate::qmp::{Held, Monitor, Refused};
 use crate::registry::Registry;
 use crate::snapshots::load;
 
@@ -47,19 +47,27 @@ enum Gate {
 /// VM that was made of a snapshot is given its state: both need the gate for themselves. One that `is_new`, that this version of `pagoda run` started and that
 /// could lose its guest is ended.
 ///
+/// `held` keeps the monitor's connection as long as QEMU answers.
+///
 /// # Errors
 /// No thread can be had.
-pub fn check(registry: &Arc<Registry>, name: &str, token: Token, is_new: bool) -> std::io::Result<()> {
+pub fn check(
+    registry: &Arc<Registry>,
+    name: &str,
+    token: Token,
+    is_new: bool,
+    mut held: Option<Held<Arc<Monitor>>>,
+) -> std::io::Result<()> {
     let (registry, name) = (Arc::clone(registry), name.to_owned());
     let run = move || {
-        until_answered(&registry, &name, token, is_new);
+        until_answered(&registry, &name, token, is_new, &mut held);
         registry.resume_operation(token);
         load(&registry, token);
     };
     thread::Builder::new().name("gate".into()).spawn(run).map(drop)
 }
 
-fn until_answered(registry: &Registry, name: &str, token: Token, is_new: bool) {
+fn until_answered(registry: &Registry, name: &str, token: Token, is_new: bool, held: &mut Option<Held<Arc<Monitor>>>) {
     let monitor = || {
         let vms = registry.lock();
         let vm = vms.get(name).filter(|vm| vm.record.token == token && vm.record.kind == VmKind::Qemu)?;
@@ -69,7 +77,12 @@ fn until_answered(registry: &Registry, name: &str, token: Token, is_new: bool) {
     for tries in 1_u32.. {
         let Some((qmp, may_end)) = monitor() else { return };
         let arguments = json!({ "capabilities": [{ "capability": CAPABILITY, "state": false }] });
-        match judge(&qmp.execute_with("migrate-set-capabilities", arguments)) {
+        let gate = judge(&qmp.execute_with("migrate-set-capabilities", arguments));
+        if gate == Gate::Unknown {
+            // Others may want the monitor meanwhile.
+            *held = None;
+        }
+        match gate {
             Gate::Shut => {
                 if let Some(vm) = registry.lock().get_mut(name).filter(|vm| vm.record.token == token) {
                     vm.keeps_ram = true;

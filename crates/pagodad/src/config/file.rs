@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use super::hosts::HostsFile;
 use super::policy::PolicyFile;
 use super::snapshots::SnapshotsFile;
 use super::values::{Group, LargeFolios, Metrics, PageIn, Replacement};
@@ -32,6 +33,7 @@ pub(super) struct File {
     pub policy_recording: Option<PathBuf>,
     pub compressed: Option<CompressedFile>,
     pub snapshots: SnapshotsFile,
+    pub hosts: HostsFile,
     pub policy: PolicyFile,
 }
 

@@ -5,6 +5,7 @@ use pagoda_core::policy::PerMille;
 use pagoda_core::units::Bytes;
 
 use super::file::{self, File};
+use super::hosts::HostsFile;
 use super::policy::PolicyFile;
 use super::snapshots::SnapshotsFile;
 use super::{Args, Config, Group, LargeFolios, PolicyConfig, SHIM_NAME, SnapshotsConfig};
@@ -146,7 +147,8 @@ fn the_shipped_file_shows_every_key_with_its_default() {
     assert!(parsed.compressed.is_some() && parsed.policy_recording.is_some());
     assert!(parsed.snapshots.max_bytes.is_some() && parsed.snapshots.keep_free.is_some());
     let snapshots = SnapshotsFile { max_bytes: None, ..parsed.snapshots.clone() };
-    let off = File { compressed: None, policy_recording: None, snapshots, ..parsed };
+    assert!(parsed.hosts.listen.is_some());
+    let off = File { compressed: None, policy_recording: None, snapshots, hosts: HostsFile::default(), ..parsed };
     let shown = File { group: None, shim: None, policy: PolicyFile::default(), ..off };
     assert_eq!(
         Config::resolve(Args::default(), shown, &exe_dir()).unwrap(),

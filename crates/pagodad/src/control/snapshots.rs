@@ -117,7 +117,8 @@ async fn launch(State(registry): Shared, names: Names) -> Reply<SnapshotLaunch> 
     let name = snapshot_name(names)?;
     ask(registry, move |registry| {
         let launch = registry.images.launch(&name)?;
-        Ok(SnapshotLaunch { shim: Some(registry.config.shim.clone()), ..launch })
+        let program_version = registry.programs.version_of(std::path::Path::new(&launch.launch.program));
+        Ok(SnapshotLaunch { shim: Some(registry.config.shim.clone()), program_version, ..launch })
     })
     .await
 }

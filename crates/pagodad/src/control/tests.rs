@@ -47,6 +47,7 @@ fn registry(name: &str) -> (PathBuf, Arc<Registry>) {
         busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,
         compressed: None,
         snapshots: crate::config::SnapshotsConfig::below(&dir),
+        hosts: crate::config::HostsConfig::below(&dir),
         file: None,
         policy: crate::config::PolicyConfig::default(),
     };

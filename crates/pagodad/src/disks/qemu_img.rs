@@ -61,9 +61,22 @@ impl QemuImg {
     /// # Errors
     /// One has, or it cannot be found out.
     pub fn check_unused(&self, file: &Path) -> Result<()> {
+        self.info(file).map(drop)
+    }
+
+    /// What an overlay calls the file behind it. Nobody has it open to write to it.
+    ///
+    /// # Errors
+    /// It cannot be found out.
+    pub fn backing(&self, overlay: &Path) -> Result<Option<String>> {
+        let info: Value = serde_json::from_slice(&self.info(overlay)?).context("read what qemu-img says")?;
+        Ok(info.get("backing-filename").and_then(Value::as_str).map(str::to_owned))
+    }
+
+    fn info(&self, file: &Path) -> Result<Vec<u8>> {
         let words = ["info", "-f", "qcow2", "--output=json", "--"].map(OsStr::new);
         let words: Vec<&OsStr> = words.into_iter().chain([file.as_os_str()]).collect();
-        self.run(file, &words, read_bounded).map(drop)
+        self.run(file, &words, read_bounded)
     }
 
     /// Whether an overlay has no content of its own: all that it shows is in the file behind it.

@@ -156,7 +156,7 @@ fn check_disk(img: &QemuImg, dir: &Dir, disk: &DiskFile, layers: &[NotedLayer], 
     let Some(id) = dir.id(name)? else { return Ok(()) };
     let path = dir.join(name);
     img.check_unused(&path).with_context(|| format!("somebody may be writing to the disk {}", disk.file))?;
-    if force || is_layer(dir, id, layers)? || img.is_empty(&path)? {
+    if force || is_layer(dir, id, layers)? || shows_a_layer(img, dir, &path, layers)? {
         return Ok(());
     }
     bail!(
@@ -175,6 +175,20 @@ fn is_layer(dir: &Dir, id: FileId, layers: &[NotedLayer]) -> Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// Whether an overlay shows what a layer has, and nothing else. One on any other file shows content that no snapshot has.
+fn shows_a_layer(img: &QemuImg, dir: &Dir, overlay: &Path, layers: &[NotedLayer]) -> Result<bool> {
+    if !img.is_empty(overlay)? {
+        return Ok(false);
+    }
+    // Ours name a file beside them.
+    let Some(behind) = img.backing(overlay)?.filter(|name| !name.contains('/')) else { return Ok(false) };
+    match dir.stat(&behind) {
+        Ok(Some(stat)) => is_layer(dir, stat.id, layers),
+        Ok(None) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn aside_name(name: &str, disk: &DiskFile) -> String {
@@ -209,4 +223,53 @@ pub fn keep_aside(launch: &Launch, manifest: &Manifest) -> Result<()> {
         bail!("{} has been kept aside {ASIDE_MAX} times: remove some of {first}-*", disk.file)
     };
     User::of(launch).act(|| layers.iter().try_for_each(keep))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disks::stat::Stat;
+    use crate::images::tests::manifest;
+
+    fn layer(file: &Path, name: &str, stat: &Stat) -> DiskFile {
+        DiskFile {
+            node: "disk0".into(),
+            file: file.display().to_string(),
+            dev: stat.id.dev,
+            ino: stat.id.ino,
+            born_ns: stat.id.born_ns,
+            size: stat.bytes,
+            mtime_ns: stat.mtime_ns,
+            layer: Some(name.to_owned()),
+        }
+    }
+
+    /// What is behind an empty overlay may be what nobody else has.
+    #[test]
+    fn an_empty_overlay_loses_nothing_on_a_layer_alone() {
+        let user = User::own();
+        let Ok(img) = QemuImg::new("qemu-system-x86_64", user) else {
+            eprintln!("there is no qemu-img");
+            return;
+        };
+        let path = std::env::temp_dir().join(format!("pagodad-restored-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        // A base without a file behind it is made by an overlay on nothing: `qemu-img create -u` looks at no backing file.
+        img.create(&path.join("base"), "none", 1 << 20).unwrap();
+        img.create(&path.join("disk"), "base", 1 << 20).unwrap();
+        let dir = Dir::open(&path).unwrap();
+        let base = dir.stat("base").unwrap().unwrap();
+        let disk = layer(&path.join("disk"), "base", &base);
+        let check =
+            |layers: &[NotedLayer], force| check_disk(&img, &dir, &disk, layers, force).map_err(|e| e.to_string());
+        let known = NotedLayer::of(&Manifest { disks: vec![disk.clone()], ..manifest(1, "web1", "one") });
+        assert_eq!(check(&known, false), Ok(()));
+        let why = check(&[], false).unwrap_err();
+        assert!(why.contains("has gone on since") && why.contains("--force"), "{why}");
+        assert_eq!(check(&[], true), Ok(()));
+        std::fs::write(path.join("base"), b"somebody has written to it").unwrap();
+        assert!(check(&known, false).is_err(), "it is not the layer any more");
+        std::fs::remove_dir_all(&path).unwrap();
+    }
 }

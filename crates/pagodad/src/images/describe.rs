@@ -58,7 +58,7 @@ pub fn snapshot(listed: &Listed, manifest: &Manifest, boot_id: &str) -> Snapshot
 
 pub fn launch(manifest: Manifest) -> SnapshotLaunch {
     let Manifest { launch, regions, spec, qemu: of, .. } = manifest;
-    SnapshotLaunch { launch, memory: regions, spec, qemu: qemu(&of), shim: None }
+    SnapshotLaunch { launch, memory: regions, spec, qemu: qemu(&of), shim: None, program_version: None }
 }
 
 /// The stage, whatever its files say: what was not durable is lost with the host's life.

@@ -60,8 +60,9 @@ impl Session {
     }
 
     pub fn execute(&mut self, command: &str, arguments: Value, events: &mut Events) -> Result<Value> {
-        let request = json!({ "execute": command, "arguments": arguments });
-        writeln!(&*self.stream, "{request}").context("write to the monitor")?;
+        // In one piece: QEMU's monitor has a thread that wakes for each.
+        let request = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
+        (&*self.stream).write_all(request.as_bytes()).context("write to the monitor")?;
         self.answer(events).with_context(|| format!("execute {command}"))
     }
 

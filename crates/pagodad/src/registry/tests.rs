@@ -34,6 +34,7 @@ pub fn registry(dir: &Path) -> Registry {
         busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,
         compressed: None,
         snapshots: crate::config::SnapshotsConfig::below(dir),
+        hosts: crate::config::HostsConfig::below(dir),
         file: None,
         policy: PolicyConfig { pool: Some(Bytes(POOL)), ..PolicyConfig::default() },
     };

@@ -103,7 +103,7 @@ pub fn launch(registry: &Registry, name: &str) -> Result<SnapshotLaunch, ApiErro
         || refused(format!("it is not known how {name} was started"), Some("start it again with `pagoda run`"));
     let (launch, Record { regions, spec, .. }) = launch.ok_or_else(unknown)?;
     let shim = Some(registry.config.shim.clone());
-    Ok(SnapshotLaunch { launch, memory: regions, spec, qemu: SnapshotQemu::default(), shim })
+    Ok(SnapshotLaunch { launch, memory: regions, spec, qemu: SnapshotQemu::default(), shim, program_version: None })
 }
 
 #[cfg(test)]

@@ -41,8 +41,9 @@ pub fn load(registry: &Arc<Registry>, token: Token) {
     }
     // Events come only to who is connected, and this says when the guest ran.
     let qmp = Held::new(qmp);
+    let pid = registry.find_by_id(id, |vm| vm.record.pid.0).unwrap_or(0);
     let loaded = match registry.gate_of(id).map(|gate| gate.patient(GATE_MAX)) {
-        Some(gate) if keeps_ram => load_through(registry, &gate, &qmp, operation),
+        Some(gate) if keeps_ram => load_through(registry, &gate, &qmp, pid, operation),
         _ => Err(anyhow!("QEMU has not said whether it keeps RAM in migrations")),
     };
     if let Err(error) = loaded {
@@ -72,12 +73,15 @@ fn load_through(
     registry: &Registry,
     gate: &dyn state::Gate,
     qmp: &crate::qmp::Monitor,
+    pid: u32,
     operation: Operation,
 ) -> Result<()> {
     let store = registry.images.store().map_err(|error| anyhow!(error.message))?;
     let image = store.image(operation.image)?;
     image.check_state()?;
-    check_qemu(image.manifest(), &state::machine(qmp)?)?;
+    let found = state::machine(qmp)?;
+    registry.programs.note(pid, &found.version);
+    check_qemu(image.manifest(), &found)?;
     let (file, len) = image.state()?;
     state::load(qmp, gate, &mut file.take(len.0), Instant::now() + LOAD_MAX)
 }

@@ -118,6 +118,7 @@ impl<'a> Taking<'a> {
         state::check(&qmp).map_err(|why| refuse(why, None))?;
         let asked = |error: anyhow::Error| refuse(in_full(error.as_ref()), None);
         let qemu = state::machine(&qmp).map_err(asked)?;
+        registry.programs.note(record.pid.0, &qemu.version);
         let overlays = RefCell::new(TakingDisks::none(&launch));
         let disks = match with_disks {
             Some(true) => Some(find(&qmp, &record, &launch).map_err(|error| {

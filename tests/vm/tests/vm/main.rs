@@ -8,6 +8,7 @@ mod disk;
 mod exports;
 mod features;
 mod guards;
+mod hosts;
 mod kvm;
 mod libvirt;
 mod oldest;

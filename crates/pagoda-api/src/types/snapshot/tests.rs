@@ -126,6 +126,7 @@ fn words_of_a_command_line_stay_out_of_logs() {
         spec: VmSpec::default(),
         qemu: SnapshotQemu::default(),
         shim: Some("/shim.so".into()),
+        program_version: None,
     };
     let text = serde_json::to_string(&launch).unwrap();
     assert_eq!(serde_json::from_str::<SnapshotLaunch>(&text).unwrap(), launch);

@@ -1,0 +1,118 @@
+//! Other hosts: whom this one trusts, what they may ask, and what is asked of them.
+//!
+//! Every request is a stream of its own (`pagoda_link`), whose caller has shown its key. What it wants is in its first record. A host
+//! that listens nowhere can still ask others. VMs do not wait for any of this: if it fails, `health` says so.
+
+mod look;
+mod serve;
+
+use std::sync::Arc;
+
+use pagoda_api::in_full;
+use pagoda_api::types::{ApiError, ErrorCode, HostList, HostPing, OwnHost, TrustedHost};
+use pagoda_link::hosts::{self, Host, Hosts};
+use pagoda_link::{Link, LinkError, PublicKey};
+
+pub use self::serve::serve;
+use crate::registry::Registry;
+
+fn of(registry: &Registry) -> Hosts {
+    Hosts::in_dir(&registry.config.hosts.dir)
+}
+
+/// This host, and those that it trusts.
+///
+/// # Errors
+/// Their files cannot be read.
+pub fn list(registry: &Arc<Registry>) -> Result<HostList, ApiError> {
+    let files = of(registry);
+    let own = files.own().map_err(internal)?.public();
+    let hosts = files.all().map_err(internal)?;
+    let own = OwnHost {
+        name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        key: text(&own),
+        listen: registry.config.hosts.listen.map(|listen| listen.to_string()),
+    };
+    let shown = |host: Host| TrustedHost { name: host.name, key: text(&host.key), address: host.address };
+    Ok(HostList { own, hosts: hosts.into_iter().map(shown).collect() })
+}
+
+/// Trusts a host from now on.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn trust(registry: &Arc<Registry>, host: &TrustedHost) -> Result<HostList, ApiError> {
+    let host = hosts::public_key(&host.key)
+        .and_then(|key| Ok(Host { name: host.name.clone(), key, address: hosts::full_address(&host.address)? }));
+    let trusted = host.and_then(|host| of(registry).trust(host));
+    trusted.map_err(bad_request)?;
+    list(registry)
+}
+
+/// Trusts a host no more.
+///
+/// # Errors
+/// There is none of this name.
+pub fn untrust(registry: &Arc<Registry>, name: &str) -> Result<HostList, ApiError> {
+    match of(registry).untrust(name).map_err(internal)? {
+        true => list(registry),
+        false => Err(not_trusted(name)),
+    }
+}
+
+/// Asks a host what it has free, and how fast the way to it is.
+///
+/// # Errors
+/// It is not trusted, does not answer, or refuses.
+pub fn ping(registry: &Arc<Registry>, name: &str) -> Result<HostPing, ApiError> {
+    let files = of(registry);
+    let host = files.find(name).map_err(internal)?.ok_or_else(|| not_trusted(name))?;
+    let own = files.own().map_err(internal)?;
+    let looked = Link::connect(&own, &host.key, &host.address).and_then(|mut link| look::ask(&mut link));
+    let found = looked.map_err(|error| unreachable(&host, &error, &own.public()))?;
+    Ok(HostPing {
+        name: host.name,
+        address: host.address,
+        look: found.look,
+        round_trip_us: found.round_trip_us,
+        bytes_per_second: found.bytes_per_second,
+    })
+}
+
+fn not_trusted(name: &str) -> ApiError {
+    let what = format!("no host named {name} is trusted");
+    ApiError::new(
+        ErrorCode::NoSuchHost,
+        what,
+        Some("`pagoda host ls` shows those that are, `pagoda host trust` adds one"),
+    )
+}
+
+fn unreachable(host: &Host, error: &LinkError, own: &PublicKey) -> ApiError {
+    let what = format!("{} at {}: {}", host.name, host.address, in_full(error));
+    let hint = match error {
+        LinkError::Refused(_) => {
+            Some(format!("run there: pagoda host trust NAME --key {} --address ADDRESS", text(own)))
+        }
+        LinkError::Closed | LinkError::Handshake(_) => {
+            Some(format!("`pagoda host ls` there shows its key; this host knows it by {}", text(&host.key)))
+        }
+        LinkError::Io(_) | LinkError::Silent | LinkError::NoAddress(_) => {
+            Some("is pagodad running there, with `listen` in the section [hosts] of its configuration?".to_owned())
+        }
+        LinkError::NotAuthentic => None,
+    };
+    ApiError { code: ErrorCode::Unreachable, message: what, hint }
+}
+
+fn text(key: &PublicKey) -> String {
+    format!("{key:?}")
+}
+
+fn bad_request(error: anyhow::Error) -> ApiError {
+    ApiError::new(ErrorCode::BadRequest, in_full(error.as_ref()), None)
+}
+
+fn internal(error: anyhow::Error) -> ApiError {
+    ApiError::new(ErrorCode::Internal, in_full(error.as_ref()), None)
+}
