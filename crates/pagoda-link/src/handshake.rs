@@ -1,7 +1,7 @@
 //! How a stream begins: Noise IK (revision 34) over X25519 by `snow`, for nothing but the keys of two directions.
 //!
 //! The caller knows the key of the host that it calls; the called one learns the caller's. The bytes before a Noise message say which
-//! versions are spoken. Those of the caller are in the prologue, so nobody between the two can make them speak an older one.
+//! versions are spoken, and are not authentic by themselves: each end says the version once more in its first record.
 
 use aws_lc_rs::error::Unspecified;
 use rmap::crypto::entropy::{Resolver, SharedEntropy};
@@ -49,16 +49,17 @@ impl From<Unspecified> for NoHandshake {
     }
 }
 
-/// The keys of the two directions.
+/// The keys of the two directions, and the version that is spoken.
 pub struct Secrets {
     pub from_caller: [u8; KEY_SIZE],
     pub to_caller: [u8; KEY_SIZE],
+    pub version: u8,
 }
 
 impl Secrets {
-    fn of(noise: &mut HandshakeState) -> Secrets {
+    fn of(noise: &mut HandshakeState, version: u8) -> Secrets {
         let (from_caller, to_caller) = noise.dangerously_get_raw_split();
-        Secrets { from_caller, to_caller }
+        Secrets { from_caller, to_caller, version }
     }
 }
 
@@ -114,7 +115,7 @@ impl Caller {
             return Err(NoHandshake::NotPagoda);
         }
         self.0.read_message(&answer[HEAD_SIZE..], &mut [])?;
-        Ok(Secrets::of(&mut self.0))
+        Ok(Secrets::of(&mut self.0, least))
     }
 }
 
@@ -144,7 +145,7 @@ pub fn answer(own: &Keypair, hello: &[u8; HELLO_SIZE]) -> Result<Answer, NoHands
     bytes[..HEAD_SIZE].copy_from_slice(&head(version, version));
     let written = noise.write_message(&[], &mut bytes[HEAD_SIZE..])?;
     debug_assert_eq!(written, SECOND_SIZE);
-    Ok(Answer { bytes, then: Ok((PublicKey(key), Secrets::of(&mut noise))) })
+    Ok(Answer { bytes, then: Ok((PublicKey(key), Secrets::of(&mut noise, version))) })
 }
 
 #[cfg(test)]
@@ -165,6 +166,7 @@ mod tests {
         assert_eq!(who, caller.public());
         assert_eq!((ours.from_caller, ours.to_caller), (theirs.from_caller, theirs.to_caller));
         assert_ne!(ours.from_caller, ours.to_caller);
+        assert_eq!((ours.version, theirs.version), (VERSION_MAX, VERSION_MAX));
     }
 
     #[test]

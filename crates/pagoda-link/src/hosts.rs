@@ -51,9 +51,10 @@ impl Hosts {
     pub fn own(&self) -> Result<Keypair> {
         let path = self.dir.join("key");
         if read_text(&path)?.is_none() {
-            make_dir(&self.dir)?;
-            // Somebody else may make them at the same moment: those count.
+            let _lock = self.lock()?;
+            // Somebody else may have made them at the same moment: those count.
             create_secret(&path, &(hex(&random_key()) + "\n"))?;
+            File::open(&self.dir)?.sync_all().with_context(|| format!("sync {}", self.dir.display()))?;
         }
         let text = read_secret(&path)?.with_context(|| format!("{} has gone", path.display()))?;
         let key = parse_key(text.trim());
@@ -130,7 +131,8 @@ impl Hosts {
         let line = |host: &Host| format!("{} {:?} {}\n", host.name, host.key, host.address);
         let text: String = hosts.iter().map(line).collect();
         let path = self.path();
-        pagoda_pool::store::replace(&path, &text).with_context(|| format!("write {}", path.display()))
+        let replaced = pagoda_pool::store::replace(&path, &text).and_then(|()| File::open(&self.dir)?.sync_all());
+        replaced.with_context(|| format!("write {}", path.display()))
     }
 }
 

@@ -15,6 +15,7 @@ pub mod hosts;
 mod record;
 mod stream;
 
+pub use handshake::NoHandshake;
 pub use record::RECORD_MAX;
 pub use rmap::crypto::{Keypair, PublicKey};
 pub use stream::{Draft, Link, LinkError, Receiver, Sender};

@@ -1,7 +1,10 @@
 //! A stream between two hosts: a TCP connection with a handshake behind it, read and written by threads that may wait.
 //!
-//! Order at the called end: its handshake -> it looks whether it trusts the caller's key -> its first record says "come in", or why
-//! not. The caller waits for that record, so it never takes a stream for open that the other one does not want.
+//! Order at the called end: the handshake -> the caller's first record, which nobody can make who only sends a hello once more -> it
+//! looks whether it trusts the caller's key -> its own first record says "come in", or why not. The caller waits for that record, so it
+//! never takes a stream for open that the other one does not want. Both records have the version that is spoken.
+//!
+//! A thread waits for at most twice [`STALL_MAX`] in anything here, however slowly bytes come or go.
 
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -18,7 +21,8 @@ use crate::record::{LEN_SIZE, RECORD_MAX, Seal, sealed_len};
 
 /// How long the other host may take to answer in a handshake, and to be connected.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
-/// A part of a record is followed by the rest within this, or the stream is given up. So is data that nobody acknowledges.
+/// A record comes and goes within this, from its first byte to its last, and is followed by the next one. Who waits for longer asks
+/// [`Receiver::wait`] first.
 const STALL_MAX: Duration = Duration::from_secs(30);
 /// An idle connection is asked for its other end so often.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
@@ -47,6 +51,8 @@ pub enum LinkError {
     Closed,
     #[error("the other host does not answer")]
     Silent,
+    #[error("the other host says something that this version does not understand")]
+    NotUnderstood,
     #[error(transparent)]
     Io(std::io::Error),
 }
@@ -90,13 +96,14 @@ impl Link {
     fn call(own: &Keypair, called: &PublicKey, mut stream: TcpStream) -> Result<Link, LinkError> {
         set_up(&stream, ANSWER_MAX)?;
         let (caller, hello) = Caller::begin(own, called)?;
-        stream.write_all(&hello)?;
+        write_all(&mut stream, &hello, ANSWER_MAX)?;
         let mut answer = [0; ANSWER_SIZE];
-        stream.read_exact(&mut answer)?;
-        let Secrets { from_caller, to_caller } = caller.end(&answer)?;
+        read_all(&mut stream, &mut answer, ANSWER_MAX)?;
+        let Secrets { from_caller, to_caller, version } = caller.end(&answer)?;
         let mut link = Link::of(stream, Seal::new(&from_caller), Seal::new(&to_caller), *called)?;
-        match link.receiver.receive()?.split_first() {
-            Some((&COME_IN, [])) => {}
+        link.sender.send(&[&[version]])?;
+        match link.receiver.receive_within(ANSWER_MAX)?.split_first() {
+            Some((&COME_IN, said)) if said == [version] => {}
             Some((&REFUSED, why)) => return Err(LinkError::Refused(readable(why))),
             _ => return Err(LinkError::NotAuthentic),
         }
@@ -115,18 +122,21 @@ impl Link {
     ) -> Result<Link, LinkError> {
         set_up(&stream, ANSWER_MAX)?;
         let mut hello = [0; HELLO_SIZE];
-        read_within(&mut stream, &mut hello, Instant::now() + ANSWER_MAX)?;
+        read_all(&mut stream, &mut hello, ANSWER_MAX)?;
         let answer = handshake::answer(own, &hello)?;
-        stream.write_all(&answer.bytes)?;
-        let (peer, Secrets { from_caller, to_caller }) = answer.then?;
+        write_all(&mut stream, &answer.bytes, ANSWER_MAX)?;
+        let (peer, Secrets { from_caller, to_caller, version }) = answer.then?;
         let mut link = Link::of(stream, Seal::new(&to_caller), Seal::new(&from_caller), peer)?;
+        if link.receiver.receive_within(ANSWER_MAX)? != [version] {
+            return Err(LinkError::NotAuthentic);
+        }
         if let Err(mut why) = trusts(&peer) {
             let end = (0..=REFUSAL_MAX).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
             why.truncate(end);
             link.sender.send(&[&[REFUSED], why.as_bytes()])?;
             return Err(LinkError::Refused(why));
         }
-        link.sender.send(&[&[COME_IN]])?;
+        link.sender.send(&[&[COME_IN, version]])?;
         link.set_patience(STALL_MAX)?;
         Ok(link)
     }
@@ -153,18 +163,35 @@ impl Link {
     }
 }
 
-/// Reads all of `bytes` before a deadline, however slowly they come.
-fn read_within(stream: &mut TcpStream, bytes: &mut [u8], deadline: Instant) -> Result<(), LinkError> {
-    let mut read = 0;
+/// Reads all of `bytes`. The stream's own time-out bounds each piece, `max` all of them.
+fn read_all(stream: &mut impl Read, bytes: &mut [u8], max: Duration) -> Result<(), LinkError> {
+    let (began, mut read) = (Instant::now(), 0);
     while read < bytes.len() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        match stream.read(&mut bytes[read..]) {
+            Ok(0) => return Err(LinkError::Closed),
+            Ok(len) => read += len,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+        if began.elapsed() > max && read < bytes.len() {
             return Err(LinkError::Silent);
         }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut bytes[read..])? {
-            0 => return Err(LinkError::Closed),
-            len => read += len,
+    }
+    Ok(())
+}
+
+/// Writes all of `bytes`, with the same bounds.
+fn write_all(stream: &mut impl Write, bytes: &[u8], max: Duration) -> Result<(), LinkError> {
+    let (began, mut written) = (Instant::now(), 0);
+    while written < bytes.len() {
+        match stream.write(&bytes[written..]) {
+            Ok(0) => return Err(LinkError::Closed),
+            Ok(len) => written += len,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+        if began.elapsed() > max && written < bytes.len() {
+            return Err(LinkError::Silent);
         }
     }
     Ok(())
@@ -272,7 +299,7 @@ impl Draft<'_> {
     pub fn send(self) -> Result<(), LinkError> {
         let Draft(Sender { stream, seal, frame }) = self;
         seal.seal(frame).map_err(|_| LinkError::NotAuthentic)?;
-        Ok(stream.write_all(frame)?)
+        write_all(stream, frame, STALL_MAX)
     }
 }
 
@@ -290,16 +317,20 @@ impl std::fmt::Debug for Receiver {
 }
 
 impl Receiver {
-    /// The next record. Its first byte may take as long as the stream's patience.
+    /// The next record. Its first byte may take 30 s, and the others as long.
     ///
     /// # Errors
     /// The stream has ended, or was changed on its way: it is of no use any more.
     pub fn receive(&mut self) -> Result<&[u8], LinkError> {
+        self.receive_within(STALL_MAX)
+    }
+
+    fn receive_within(&mut self, max: Duration) -> Result<&[u8], LinkError> {
         let mut len = [0; LEN_SIZE];
-        self.stream.read_exact(&mut len)?;
+        read_all(&mut self.stream, &mut len, max)?;
         let bytes = sealed_len(len).ok_or(LinkError::NotAuthentic)?;
         self.record.resize(bytes, 0);
-        self.stream.read_exact(&mut self.record)?;
+        read_all(&mut self.stream, &mut self.record, max)?;
         self.open.open(len, &mut self.record).map_err(|_| LinkError::NotAuthentic)
     }
 
@@ -311,12 +342,15 @@ impl Receiver {
         if !self.stream.buffer().is_empty() {
             return Ok(true);
         }
-        let left = Timespec::try_from(at_most).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
-        let ready = poll(&mut [PollFd::new(&self.stream.get_ref().as_fd(), PollFlags::IN)], Some(&left));
-        match ready {
-            Ok(ready) => Ok(ready > 0),
-            Err(rustix::io::Errno::INTR) => Ok(false),
-            Err(error) => Err(std::io::Error::from(error).into()),
+        let began = Instant::now();
+        loop {
+            let left = at_most.saturating_sub(began.elapsed());
+            let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+            match poll(&mut [PollFd::new(&self.stream.get_ref().as_fd(), PollFlags::IN)], Some(&left)) {
+                Ok(ready) => return Ok(ready > 0),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(std::io::Error::from(error).into()),
+            }
         }
     }
 }

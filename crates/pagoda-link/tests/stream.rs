@@ -1,9 +1,11 @@
 //! Streams over the loopback, with good and bad peers.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketType};
 
 use pagoda_link::{Keypair, Link, LinkError, PublicKey, RECORD_MAX};
 
@@ -119,6 +121,32 @@ fn a_caller_that_dawdles_is_given_up() {
     assert!(matches!(called.join().unwrap(), LinkError::Silent));
 }
 
+/// Whoever has heard a hello can send it once more, and nothing behind it.
+#[test]
+fn a_hello_that_is_sent_once_more_is_let_in_nowhere() {
+    let (listener, address) = listen();
+    let (between, proxy_address) = listen();
+    let heard = thread::spawn(move || {
+        let (mut caller, _) = between.accept().unwrap();
+        let mut hello = [0; 112];
+        caller.read_exact(&mut hello).unwrap();
+        hello
+    });
+    assert!(Link::connect(&keys(1), &keys(2).public(), &proxy_address).is_err());
+    let hello = heard.join().unwrap();
+    let called = thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        Link::answer(&keys(2), stream, |_| panic!("nobody has shown a key")).unwrap_err()
+    });
+    let mut again = TcpStream::connect(address).unwrap();
+    again.write_all(&hello).unwrap();
+    again.write_all(&[&[17, 0, 0, 0][..], &[0x55; 17]].concat()).unwrap();
+    let mut answer = Vec::new();
+    let _ = again.read_to_end(&mut answer);
+    assert_eq!(answer.len(), 64, "the handshake, and no record");
+    assert!(matches!(called.join().unwrap(), LinkError::NotAuthentic));
+}
+
 /// Whoever is between the two can cut and change, and no changed byte gets through.
 #[test]
 fn what_is_changed_on_its_way_ends_the_stream() {
@@ -181,10 +209,12 @@ fn a_cut_wakes_who_waits() {
 
 #[test]
 fn a_host_that_is_not_there_is_named() {
-    let (listener, address) = listen();
-    drop(listener);
+    // Bound, and so nobody else's, but not listened on.
+    let bound = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&bound, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = SocketAddrV4::try_from(rustix::net::getsockname(&bound).unwrap()).unwrap().to_string();
     let error = Link::connect(&keys(1), &PublicKey([9; 32]), &address).unwrap_err();
     assert!(error.to_string().contains("refused"), "{error}");
-    let error = Link::connect(&keys(1), &keys(2).public(), "no.such.host.invalid:1").unwrap_err();
+    let error = Link::connect(&keys(1), &keys(2).public(), "no address").unwrap_err();
     assert!(matches!(error, LinkError::Io(_)), "{error}");
 }

@@ -306,7 +306,8 @@ fn attach(
         tracing::warn!(vm = %name, "remove the note that one of its name has crashed: {error}");
     }
     // One connection for all that QEMU is asked now: each new one takes it a millisecond.
-    let held = registry.lock().get(&name).map(|vm| Held::new(Arc::clone(&vm.qmp)));
+    let qmp = registry.lock().get(&name).map(|vm| Arc::clone(&vm.qmp));
+    let held = qmp.map(Held::new);
     learn_accelerator(registry, &name);
     registry.resume_balloon(&name);
     registry.governor.doorbell.ring();

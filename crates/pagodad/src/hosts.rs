@@ -11,7 +11,7 @@ use std::sync::Arc;
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, ErrorCode, HostList, HostPing, OwnHost, TrustedHost};
 use pagoda_link::hosts::{self, Host, Hosts};
-use pagoda_link::{Link, LinkError, PublicKey};
+use pagoda_link::{Link, LinkError, NoHandshake, PublicKey};
 
 pub use self::serve::serve;
 use crate::registry::Registry;
@@ -91,16 +91,19 @@ fn not_trusted(name: &str) -> ApiError {
 fn unreachable(host: &Host, error: &LinkError, own: &PublicKey) -> ApiError {
     let what = format!("{} at {}: {}", host.name, host.address, in_full(error));
     let hint = match error {
-        LinkError::Refused(_) => {
+        LinkError::Refused(why) if why.contains("does not trust") => {
             Some(format!("run there: pagoda host trust NAME --key {} --address ADDRESS", text(own)))
         }
-        LinkError::Closed | LinkError::Handshake(_) => {
-            Some(format!("`pagoda host ls` there shows its key; this host knows it by {}", text(&host.key)))
-        }
-        LinkError::Io(_) | LinkError::Silent | LinkError::NoAddress(_) => {
-            Some("is pagodad running there, with `listen` in the section [hosts] of its configuration?".to_owned())
-        }
-        LinkError::NotAuthentic => None,
+        LinkError::Closed | LinkError::Handshake(NoHandshake::NotAuthentic) => Some(format!(
+            "`pagoda host ls` there shows its key, and this host knows it by {}; if that is right, see the log there",
+            text(&host.key)
+        )),
+        LinkError::NotUnderstood => Some("the two have different versions of pagodad: update the older one".to_owned()),
+        LinkError::Io(_) | LinkError::Silent | LinkError::NoAddress(_) => Some(
+            "is the address right, and is pagodad running there, with `listen` in the section [hosts] of its configuration?"
+                .to_owned(),
+        ),
+        LinkError::Refused(_) | LinkError::Handshake(_) | LinkError::NotAuthentic => None,
     };
     ApiError { code: ErrorCode::Unreachable, message: what, hint }
 }

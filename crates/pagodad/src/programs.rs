@@ -1,7 +1,8 @@
 //! Versions of QEMU programs that run or ran: who starts one again need not ask it first, which takes some 20 ms.
 //!
-//! A program is known by its file, and that by what changes when it is replaced. It is a hint: the QEMU that is started is asked
-//! by its monitor before it gets any state.
+//! A program is known by its file, and that by what changes when it is replaced. It is a hint, for a QEMU may say anything: two that
+//! say different things of one file make it unknown, who would refuse something for it asks first, and a QEMU that is started is asked by
+//! its monitor before it gets any state.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -14,12 +15,19 @@ const PROGRAMS_MAX: usize = 64;
 /// Device, inode, length, and when content and inode were changed.
 type File = (u64, u64, u64, (i64, i64), (i64, i64));
 
+/// What processes of one file have said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Said {
+    Version(String),
+    Different,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Programs(Mutex<HashMap<File, String>>);
+pub struct Programs(Mutex<HashMap<File, Said>>);
 
 impl Programs {
-    fn lock(&self) -> MutexGuard<'_, HashMap<File, String>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<File, Said>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -30,13 +38,24 @@ impl Programs {
         if known.len() >= PROGRAMS_MAX {
             known.clear();
         }
-        known.insert(file, version.to_owned());
+        let said = Said::Version(version.to_owned());
+        known
+            .entry(file)
+            .and_modify(|before| {
+                if *before != said {
+                    *before = Said::Different
+                }
+            })
+            .or_insert(said.clone());
     }
 
     /// The version of a program, if it is known.
     pub fn version_of(&self, program: &Path) -> Option<String> {
         let program = Some(program).filter(|program| program.is_absolute())?;
-        self.lock().get(&file(program)?).cloned()
+        match self.lock().get(&file(program)?)? {
+            Said::Version(version) => Some(version.clone()),
+            Said::Different => None,
+        }
     }
 }
 
@@ -61,13 +80,13 @@ mod tests {
         assert_eq!(programs.version_of(&program), None);
         programs.note(child.id(), "10.0.2");
         assert_eq!(programs.version_of(&program).as_deref(), Some("10.0.2"));
+        programs.note(child.id(), "1.0.0");
+        assert_eq!(programs.version_of(&program), None, "one of the two is not true");
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(programs.version_of(Path::new("/bin/sleep")), None, "another file");
         std::fs::write(&program, b"another program").unwrap();
         assert_eq!(programs.version_of(&program), None, "it was replaced");
-        programs.note(child.id(), "9.0.0");
-        assert_eq!(programs.lock().len(), 1, "a process that has ended has no program");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -27,11 +27,10 @@ pub fn restore(client: &Client, request: &RestoreRequest, snapshot: &SnapshotLau
 /// All that can be seen before anything is made or ended.
 fn prepare(request: &RestoreRequest, snapshot: &SnapshotLaunch) -> Result<Ready> {
     let program = place(&snapshot.launch)?;
-    let asked = version::of_snapshot(&program, snapshot)?;
+    let check = version::check(&program, snapshot)?;
     let words = qemu_args::restored(&snapshot.launch.words, &snapshot.qemu.machine)?;
     let ready = ready(program, request.vm_name(), words, request.dram, snapshot)?;
-    let found = asked.answer().context("ask QEMU for its version")?;
-    snapshot.qemu.check_loaded_by(&found).map_err(|why| anyhow!(why))?;
+    check.end(snapshot)?;
     Ok(ready)
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use pagoda_api::SnapshotLaunch;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -17,36 +17,30 @@ const ANSWER_BYTES: usize = 4096;
 /// What QEMU's version stands behind.
 const BEFORE: &str = "version ";
 
-/// A version that is known, or was asked for.
+/// Whether a program can start a snapshot: known, or asked for.
 #[derive(Debug)]
-pub enum Version {
-    Known(String),
-    Asked(Asked),
-}
+pub struct Check(Option<Asked>);
 
-/// The version of the program that starts a snapshot. Without the daemon's knowledge it is asked, and answers while its caller does
-/// something else.
+/// Begins to look whether the version of a program can start a snapshot. What the daemon knows is believed if it can. Else the program
+/// is asked, and answers while its caller does something else.
 ///
 /// # Errors
 /// It cannot be started.
-pub fn of_snapshot(program: &Path, snapshot: &SnapshotLaunch) -> Result<Version> {
+pub fn check(program: &Path, snapshot: &SnapshotLaunch) -> Result<Check> {
     let is_it = program == Path::new(&snapshot.launch.program);
     match &snapshot.program_version {
-        Some(version) if is_it => Ok(Version::Known(version.clone())),
-        _ => ask(program).map(Version::Asked),
+        Some(version) if is_it && snapshot.qemu.check_loaded_by(version).is_ok() => Ok(Check(None)),
+        _ => ask(program).map(Some).map(Check),
     }
 }
 
-impl Version {
-    /// The version, such as `10.0.2`.
-    ///
+impl Check {
     /// # Errors
-    /// QEMU does not say one in time.
-    pub fn answer(self) -> Result<String> {
-        match self {
-            Version::Known(version) => Ok(version),
-            Version::Asked(asked) => asked.answer(),
-        }
+    /// It cannot, or does not say its version in time.
+    pub fn end(self, snapshot: &SnapshotLaunch) -> Result<()> {
+        let Some(asked) = self.0 else { return Ok(()) };
+        let found = asked.answer().context("ask QEMU for its version")?;
+        snapshot.qemu.check_loaded_by(&found).map_err(|why| anyhow!(why))
     }
 }
 

@@ -61,6 +61,10 @@ pub fn check(
     let (registry, name) = (Arc::clone(registry), name.to_owned());
     let run = move || {
         until_answered(&registry, &name, token, is_new, &mut held);
+        if !is_new {
+            // What an earlier daemon began may take long to end, and others may want the monitor between the tries.
+            held = None;
+        }
         registry.resume_operation(token);
         load(&registry, token);
     };

@@ -1,7 +1,7 @@
 //! Listens for other hosts.
 //!
-//! Each connection has a thread until its stream ends. Whoever has not shown a trusted key within seconds is gone, and there are at
-//! most [`STREAMS_MAX`] at a time.
+//! Each connection has a thread until its stream ends. Whoever has not shown a trusted key within seconds is gone. There are at most
+//! [`STRANGERS_MAX`] of these and [`STREAMS_MAX`] of trusted hosts at a time, so strangers take no place of a host that is in.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -18,8 +18,10 @@ use crate::parts;
 use crate::registry::Registry;
 
 const PART: &str = "other hosts";
-/// Streams at a time.
+/// Streams of trusted hosts at a time.
 const STREAMS_MAX: usize = 64;
+/// Connections at a time that have not shown a trusted key.
+const STRANGERS_MAX: usize = 64;
 /// A connection that cannot be accepted, as for want of descriptors, is tried again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
@@ -27,7 +29,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 pub fn serve(registry: &Arc<Registry>) {
     let Some(address) = registry.config.hosts.listen else { return };
     let listener = bind(registry, address);
-    let streams = Arc::new(AtomicUsize::new(0));
+    let (strangers, streams) = (Arc::default(), Arc::default());
     loop {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
@@ -37,14 +39,13 @@ pub fn serve(registry: &Arc<Registry>) {
                 continue;
             }
         };
-        let Some(place) = Place::take(&streams) else {
-            tracing::warn!(%from, "{PART}: {STREAMS_MAX} streams are open, and this one is closed");
+        let Some(place) = Place::take(&strangers, STRANGERS_MAX) else {
+            tracing::debug!(%from, "{PART}: {STRANGERS_MAX} connections have not shown a key yet, and this one is closed");
             continue;
         };
-        let registry = Arc::clone(registry);
+        let (registry, streams) = (Arc::clone(registry), Arc::clone(&streams));
         let handle = move || {
-            let _place = place;
-            if let Err(error) = answer(&registry, stream) {
+            if let Err(error) = answer(&registry, stream, place, &streams) {
                 tracing::warn!(%from, "{PART}: {}", in_full(&error));
             }
         };
@@ -75,9 +76,9 @@ fn bind(registry: &Registry, address: SocketAddr) -> TcpListener {
 struct Place(Arc<AtomicUsize>);
 
 impl Place {
-    fn take(streams: &Arc<AtomicUsize>) -> Option<Place> {
-        let place = Place(Arc::clone(streams));
-        (streams.fetch_add(1, Ordering::Relaxed) < STREAMS_MAX).then_some(place)
+    fn take(taken: &Arc<AtomicUsize>, max: usize) -> Option<Place> {
+        let place = Place(Arc::clone(taken));
+        (taken.fetch_add(1, Ordering::Relaxed) < max).then_some(place)
     }
 }
 
@@ -87,20 +88,37 @@ impl Drop for Place {
     }
 }
 
-fn answer(registry: &Registry, stream: TcpStream) -> Result<(), LinkError> {
+fn answer(
+    registry: &Registry,
+    stream: TcpStream,
+    stranger: Place,
+    streams: &Arc<AtomicUsize>,
+) -> Result<(), LinkError> {
     let files = of(registry);
     let own = files.own().map_err(|error| LinkError::Io(std::io::Error::other(in_full(error.as_ref()))))?;
-    let mut link = Link::answer(&own, stream, |key| trusts(&files, key))?;
+    let mut place = None;
+    let mut link = Link::answer(&own, stream, |key| {
+        trusts(&files, key)?;
+        place = Place::take(streams, STREAMS_MAX);
+        place
+            .as_ref()
+            .map(drop)
+            .ok_or_else(|| format!("it has {STREAMS_MAX} streams of other hosts: try again in a moment"))
+    })?;
+    drop(stranger);
     let first = link.receiver.receive()?.to_vec();
     look::answer(&mut link, first, || here(registry))
 }
 
 /// Why a caller with this key is not let in.
 fn trusts(files: &Hosts, key: &PublicKey) -> Result<(), String> {
-    let known = files.all().inspect_err(|error| tracing::warn!("{PART}: {}", in_full(error.as_ref())));
-    match known.is_ok_and(|hosts| hosts.iter().any(|host| host.key == *key)) {
-        true => Ok(()),
-        false => Err(format!("it does not trust the key {}", text(key))),
+    match files.all() {
+        Ok(hosts) if hosts.iter().any(|host| host.key == *key) => Ok(()),
+        Ok(_) => Err(format!("it does not trust the key {}", text(key))),
+        Err(error) => {
+            tracing::warn!("{PART}: {}", in_full(error.as_ref()));
+            Err("it cannot read the list of hosts that it trusts: see its log".to_owned())
+        }
     }
 }
 
@@ -131,10 +149,11 @@ mod tests {
     #[test]
     fn places_are_counted() {
         let streams = Arc::new(AtomicUsize::new(0));
-        let mut taken: Vec<Place> = (0..STREAMS_MAX).map(|_| Place::take(&streams).unwrap()).collect();
-        assert!(Place::take(&streams).is_none());
-        assert!(Place::take(&streams).is_none(), "who was refused has none");
+        let take = || Place::take(&streams, 3);
+        let mut taken: Vec<Place> = (0..3).map(|_| take().unwrap()).collect();
+        assert!(take().is_none());
+        assert!(take().is_none(), "who was refused has none");
         taken.pop();
-        assert!(Place::take(&streams).is_some());
+        assert!(take().is_some());
     }
 }

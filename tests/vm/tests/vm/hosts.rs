@@ -3,14 +3,16 @@
 use std::fs;
 use std::net::TcpStream;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::{ClientError, ErrorCode, HostList, TrustedHost};
 use vm_tests::{Daemon, DaemonOptions, Folios, Lab, wait};
 
 /// A daemon that listens on an address of the loopback that no other test has.
-fn host(lab: &Lab, number: u32) -> Result<(Rc<Daemon>, String)> {
-    let pid = std::process::id();
+fn host(lab: &Lab) -> Result<(Rc<Daemon>, String)> {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let (pid, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let address = format!("127.{}.{}.{number}:7075", 1 + (pid >> 8) % 254, pid % 256);
     let config = lab.dir().join(format!("host{number}.toml"));
     fs::write(&config, format!("[hosts]\nlisten = \"{address}\"\n")).context("write the configuration")?;
@@ -35,7 +37,7 @@ fn refusal<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> Result<(ErrorC
 #[test]
 fn hosts_that_trust_each_other_ask_each_other() -> Result<()> {
     Lab::run("two hosts", 0, |lab| {
-        let ((one, one_at), (other, other_at)) = (host(lab, 1)?, host(lab, 2)?);
+        let ((one, one_at), (other, other_at)) = (host(lab)?, host(lab)?);
         let (of_one, of_other) = (one.client().hosts()?, other.client().hosts()?);
         ensure!(of_one.own.key != of_other.own.key && of_one.own.listen.as_ref() == Some(&one_at), "{of_one:?}");
         ensure!(refusal(one.client().ping("host2"))?.0 == ErrorCode::NoSuchHost, "nobody is trusted yet");
@@ -84,7 +86,7 @@ fn hosts_that_trust_each_other_ask_each_other() -> Result<()> {
 #[test]
 fn strangers_are_let_go() -> Result<()> {
     Lab::run("strangers", 0, |lab| {
-        let ((one, _), (other, other_at)) = (host(lab, 1)?, host(lab, 2)?);
+        let ((one, _), (other, other_at)) = (host(lab)?, host(lab)?);
         let (of_one, of_other) = (one.client().hosts()?, other.client().hosts()?);
         trust(&one, "host2", &of_other, &other_at)?;
         trust(&other, "host1", &of_one, "10.0.0.1")?;

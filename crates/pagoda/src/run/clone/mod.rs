@@ -92,8 +92,7 @@ fn given_up(error: &anyhow::Error) -> anyhow::Error {
 
 /// Of the snapshot, whose version is known by now.
 fn check_version(program: &Path, of: &SnapshotLaunch) -> Result<()> {
-    let found = version::of_snapshot(program, of)?.answer().context("ask QEMU for its version")?;
-    of.qemu.check_loaded_by(&found).map_err(|why| anyhow!(why))
+    version::check(program, of)?.end(of)
 }
 
 /// What is going to be made, as far as that can be seen before.
