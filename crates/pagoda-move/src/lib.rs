@@ -1,9 +1,12 @@
 //! Moving a VM between two hosts, as far as it computes and does nothing else.
 //!
 //! * [`wire`]: the bytes between the two. [`compare`]: what a destination refuses, by name.
+//! * [`rounds`]: which pages are sent while the VM runs, and when it is stopped. [`tail`]: pages that it gets afterwards.
 //! * [`units`], [`map`]: numbers and sets of pages of a move.
 
 pub mod compare;
 pub mod map;
+pub mod rounds;
+pub mod tail;
 pub mod units;
 pub mod wire;
