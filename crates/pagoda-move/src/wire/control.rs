@@ -85,10 +85,12 @@ pub enum Control {
         offset: Bytes,
         bytes: Vec<u8>,
     },
-    /// From the source: the device state is whole, and so long.
+    /// From the source: the device state is whole, and so long. With all rounds until this one, with the map of what is missing
+    /// and with the state the VM can run.
     StateEnd {
         attempt: AttemptId,
         total: Bytes,
+        round: RoundNo,
     },
     /// Pages that the destination lacks. From the source before the grant, from the destination on each later connection.
     Missing {

@@ -30,7 +30,7 @@ const SIZES: [(usize, usize); 22] = [
     (8, 8),
     (12, 12),
     (17, 16 + STATE_CHUNK_MAX),
-    (16, 16),
+    (20, 20),
     (11, 11 + MAP_CHUNKS_MAX * MAP_ENTRY),
     (9, 9),
     (17, 17),
@@ -127,8 +127,9 @@ impl Control {
                 w.bytes(bytes);
                 10
             }
-            Control::StateEnd { total, .. } => {
+            Control::StateEnd { total, round, .. } => {
                 w.u64(total.0);
+                w.u32(round.0);
                 11
             }
             Control::Missing { part, .. } => {
@@ -193,7 +194,10 @@ impl Control {
             8 => Control::Forgotten { attempt },
             9 => Control::RoundKept { attempt, round: RoundNo(r.u32("round")?) },
             10 => decode_state(attempt, header.len, r)?,
-            11 => Control::StateEnd { attempt, total: state_size(r.u64("size of the state")?)? },
+            11 => {
+                let total = state_size(r.u64("size of the state")?)?;
+                Control::StateEnd { attempt, total, round: RoundNo(r.u32("round")?) }
+            }
             12 => Control::Missing { attempt, part: decode_map_part(r)? },
             13 => {
                 let holding = if flag(r, "what is held")? { Holding::Ready } else { Holding::Filling };

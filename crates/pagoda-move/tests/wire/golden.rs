@@ -92,7 +92,10 @@ fn messages_of_the_copy_and_of_the_tail() {
         Control::State { attempt: ATTEMPT, offset: Bytes(4), bytes: vec![1, 2, 3] },
         "0a0000001300000088776655443322110400000000000000010203",
     );
-    check(Control::StateEnd { attempt: ATTEMPT, total: Bytes(7) }, "0b0000001000000088776655443322110700000000000000");
+    check(
+        Control::StateEnd { attempt: ATTEMPT, total: Bytes(7), round: RoundNo(3) },
+        "0b000000140000008877665544332211070000000000000003000000",
+    );
     let part = MapPart { chunks: vec![(ChunkIdx(2), PageSet::from_words([5, 0, 0, 1 << 63]))], last: true };
     check(
         Control::Missing { attempt: ATTEMPT, part },
