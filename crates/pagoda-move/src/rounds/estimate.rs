@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pagoda_core::units::{Bytes, PageCount};
 
-use super::{PROGRESS_PART, STALL_ROUNDS};
+use super::settings::{PROGRESS_PART, STALL_ROUNDS};
 use crate::units::Rate;
 
 /// A round with less says little of a link: it may all have gone into buffers.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pagoda_core::units::{Bytes, PageCount};
 
-use super::{Handover, Slowing};
+use super::settings::{Handover, Slowing};
 use crate::units::{Rate, RoundNo};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

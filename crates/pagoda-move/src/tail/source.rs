@@ -90,7 +90,7 @@ impl TailSource {
     }
 
     /// What to send next. It counts as sent.
-    pub fn next(&mut self) -> Option<(PageRun, Cause)> {
+    pub fn take_run(&mut self) -> Option<(PageRun, Cause)> {
         if self.awaits_map || self.unsent.is_empty() {
             return None;
         }
@@ -145,27 +145,27 @@ mod tests {
         let mut tail = tail();
         tail.demand(run(0, 7, 2));
         tail.demand(run(0, 8, 1));
-        assert_eq!(tail.next(), Some((run(0, 7, 1), Cause::Demand)));
-        assert_eq!(tail.next(), Some((run(0, 8, 1), Cause::Demand)));
-        assert_eq!(tail.next(), Some((run(1, 0, 256), Cause::Push)));
+        assert_eq!(tail.take_run(), Some((run(0, 7, 1), Cause::Demand)));
+        assert_eq!(tail.take_run(), Some((run(0, 8, 1), Cause::Demand)));
+        assert_eq!(tail.take_run(), Some((run(1, 0, 256), Cause::Push)));
         tail.demand(run(1, 3, 1));
-        assert_eq!(tail.next(), Some((run(0, 0, 7), Cause::Push)));
-        assert_eq!(tail.next(), Some((run(0, 9, 247), Cause::Push)));
-        assert_eq!((tail.next(), tail.held().count()), (None, PageCount(512)));
+        assert_eq!(tail.take_run(), Some((run(0, 0, 7), Cause::Push)));
+        assert_eq!(tail.take_run(), Some((run(0, 9, 247), Cause::Push)));
+        assert_eq!((tail.take_run(), tail.held().count()), (None, PageCount(512)));
     }
 
     #[test]
     fn a_page_is_forgotten_once_and_only_when_it_is_there_for_good() {
         let mut tail = tail();
-        tail.next();
+        tail.take_run();
         assert_eq!(tail.kept(&[run(1, 0, 3)]).count(), PageCount(3));
         assert_eq!(tail.kept(&[run(1, 0, 4), run(3, 0, 256)]).count(), PageCount(1));
         tail.lost_link();
         tail.demand(run(0, 1, 1));
-        assert_eq!(tail.next(), None);
+        assert_eq!(tail.take_run(), None);
         let mut missing = PageMap::empty(PageCount(512));
         (300..310).for_each(|page| missing.insert(PageIdx(page)));
         assert_eq!(tail.receive_missing(&missing).count(), PageCount(512 - 4 - 10));
-        assert_eq!(tail.next(), Some((run(1, 44, 10), Cause::Push)));
+        assert_eq!(tail.take_run(), Some((run(1, 44, 10), Cause::Push)));
     }
 }
