@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use pagoda_core::units::{Bytes, PageIdx};
+use pagoda_core::units::PageIdx;
+use pagoda_move::arrival::Arrival;
 use pagoda_move::compare::{HostFacts, Namesake, compare};
-use pagoda_move::map::{PageMap, PageRun};
+use pagoda_move::map::PageRun;
 use pagoda_move::note::{Note, Offered};
 use pagoda_move::owner::{Destination, DestinationEvent, settled_by};
 use pagoda_move::tail::{Fault as TailFault, TailDestination};
-use pagoda_move::units::{AttemptId, ConnectionNo, RoundNo};
+use pagoda_move::units::{AttemptId, ConnectionNo};
 use pagoda_move::wire::control::MapPart;
 use pagoda_move::wire::offer::{Capabilities, Hello};
 use pagoda_move::wire::{Control, Data, RunKind};
@@ -21,13 +22,7 @@ use crate::world::{Event, World};
 #[derive(Debug)]
 pub struct Incoming {
     pub owner: Destination,
-    /// By stream: the attempt that it was opened for, and the round that comes by it.
-    streams: [Option<(AttemptId, RoundNo)>; STREAMS],
-    /// Rounds that have ended by every stream, counted from the first.
-    rounds: u32,
-    map: Option<PageMap>,
-    state: Vec<u8>,
-    state_end: Option<(Bytes, RoundNo)>,
+    arrival: Arrival,
     is_loaded: bool,
     pub tail: Option<TailDestination>,
     storing: BTreeMap<PageIdx, u64>,
@@ -36,12 +31,8 @@ pub struct Incoming {
 impl Incoming {
     pub fn new(owner: Destination, tail: Option<TailDestination>) -> Incoming {
         Incoming {
+            arrival: Arrival::new(owner.offered().attempt, PAGES, STREAMS as u16),
             owner,
-            streams: [None; STREAMS],
-            rounds: 0,
-            map: None,
-            state: Vec::new(),
-            state_end: None,
             is_loaded: tail.is_some(),
             tail,
             storing: BTreeMap::new(),
@@ -109,17 +100,12 @@ impl World {
                     self.send(host, &Control::Forgotten { attempt });
                 }
             }
-            Control::Missing { part, .. } if takes && !session.is_loaded => {
-                let mut map = PageMap::empty(PAGES);
-                part.chunks.iter().for_each(|(chunk, pages)| map.insert_in(*chunk, *pages));
-                (session.map, session.state_end) = (Some(map), None);
-                session.state.clear();
-            }
-            Control::State { bytes, offset, .. } if takes && offset.0 == session.state.len() as u64 => {
-                session.state.extend_from_slice(bytes);
+            Control::Missing { part, .. } if takes => session.arrival.missing(part).expect("a map of ours"),
+            Control::State { bytes, offset, .. } if takes => {
+                session.arrival.state(*offset, bytes).expect("a state of ours");
             }
             Control::StateEnd { total, round, .. } if takes => {
-                session.state_end = Some((*total, *round));
+                session.arrival.end_state(*total, *round);
                 self.load(host);
             }
             _ => {}
@@ -130,13 +116,8 @@ impl World {
     /// With all rounds, the map and the state the VM can run.
     fn load(&mut self, host: usize) {
         let Some(session) = self.incoming(host) else { return };
-        let Some((total, round)) = session.state_end else { return };
-        let is_here = total.0 == session.state.len() as u64 && session.rounds > round.0;
-        if !is_here || session.is_loaded {
-            return;
-        }
-        let Some(map) = session.map.clone() else { return };
-        let count = u64::from_le_bytes(session.state[..].try_into().expect("eight bytes"));
+        let Some((state, map)) = session.arrival.all().filter(|_| !session.is_loaded) else { return };
+        let (count, map) = (u64::from_le_bytes(state.try_into().expect("eight bytes")), map.clone());
         session.is_loaded = true;
         session.tail = Some(TailDestination::new(map.clone()));
         if let Some(qemu) = &mut self.hosts[host].qemu {
@@ -150,31 +131,28 @@ impl World {
         }
     }
 
-    pub fn destination_data(&mut self, host: usize, stream: usize, data: Data<'_>) {
+    pub fn destination_data(&mut self, host: usize, stream: u16, data: Data<'_>) {
         let mistake = self.plan.mistake;
         let Some(session) = self.incoming(host) else { return };
-        let own = session.owner.offered().attempt;
+        let attempt = session.owner.offered().attempt;
         match data {
-            Data::Open { attempt, round, .. } => session.streams[stream] = Some((attempt, round)),
+            Data::Open { attempt, round, .. } => {
+                session.arrival.open(attempt, stream, round).expect("a stream of ours")
+            }
             Data::RoundEnd { round } => {
-                let Some((attempt, coming)) = &mut session.streams[stream] else { return };
-                if *attempt != own || round != *coming {
-                    return;
+                let mut whole = session.arrival.end_round(stream, round).unwrap_or_default();
+                if mistake == Some(Mistake::AcknowledgesEarly) {
+                    whole = whole.or(session.arrival.end_round(1 - stream, round).unwrap_or_default());
                 }
-                *coming = round.next();
-                let ended = session.streams.iter().map(|stream| stream.map_or(0, |(_, coming)| coming.0));
-                let ended = if mistake == Some(Mistake::AcknowledgesEarly) { ended.max() } else { ended.min() };
-                let ended = ended.unwrap_or(0);
-                if ended > session.rounds && session.owner.takes_pages() {
-                    session.rounds = ended;
-                    self.send(host, &Control::RoundKept { attempt: own, round: RoundNo(ended - 1) });
+                if let Some(round) = whole.filter(|_| session.owner.takes_pages()) {
+                    self.send(host, &Control::RoundKept { attempt, round });
                     self.load(host);
                 }
             }
             Data::Run { pages, kind } => {
+                let counts = session.arrival.counts(stream, pages).expect("pages of ours");
                 let forgets = mistake == Some(Mistake::ForgetsAttempt);
-                let is_own = session.streams[stream].is_some_and(|(attempt, _)| attempt == own) || forgets;
-                if is_own && session.owner.takes_pages() {
+                if (counts || forgets) && session.owner.takes_pages() {
                     self.take_run(host, pages, kind);
                 }
             }
@@ -256,7 +234,7 @@ impl World {
     /// First on a connection.
     pub fn destination_greets(&mut self, host: usize) {
         let Some(session) = self.incoming(host) else { return };
-        session.streams = [None; STREAMS];
+        session.arrival.connect();
         if session.owner.is_running() {
             self.send_missing(host);
         }

@@ -1,8 +1,9 @@
 //! The VM: a guest that writes numbered values to its pages and to its disk, and checks what it reads.
 
+use pagoda_core::units::PageIdx;
 use pagoda_move::rounds::Slowing;
 
-use crate::host::GARBAGE;
+use crate::host::{GARBAGE, PAGES};
 use crate::plan::MS;
 use crate::world::{Event, World};
 
@@ -98,6 +99,10 @@ impl World {
         let value = self.chance.draw() % (GARBAGE - 1);
         self.hosts[host].ram[page.0 as usize] = value;
         self.truth[page.0 as usize] = value;
+    }
+
+    fn page_of(&mut self) -> PageIdx {
+        PageIdx(self.chance.below(PAGES.0))
     }
 
     /// `stop`: the VM stands still, and its I/O has ended.

@@ -4,6 +4,7 @@
 //! `PAGODA_MOVE_SIM_SEED=n cargo test --profile ci -p pagoda-move --test sim` replays one seed (with `PAGODA_MOVE_SIM_TRACE=1` it
 //! tells all), `PAGODA_MOVE_SIM_SEEDS=10000` runs more of them.
 
+mod daemon;
 mod destination;
 mod faults;
 mod guest;
@@ -13,6 +14,7 @@ mod mistake;
 mod oracle;
 mod plan;
 mod source;
+mod traffic;
 mod world;
 
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! The daemon of the host that a VM leaves: what the next step of the product connects to sockets and QEMU.
 
 use pagoda_core::units::{Bytes, ChunkIdx, PageCount, PageIdx};
+use pagoda_move::arrival::add_part;
 use pagoda_move::map::{PageMap, PageRun};
 use pagoda_move::owner::{Source, SourceEvent};
 use pagoda_move::rounds::{Handover, IoEpoch, Next, Phase as RoundsPhase, Rounds, Step};
@@ -129,7 +130,7 @@ impl World {
             }
             Control::Missing { part, .. } => {
                 let mut missing = PageMap::empty(PAGES);
-                part.chunks.iter().for_each(|(chunk, pages)| missing.insert_in(*chunk, *pages));
+                add_part(&mut missing, part).expect("a map of ours");
                 let tail = session.tail.get_or_insert_with(|| TailSource::recover(PAGES, hot_first()));
                 let freed = tail.receive_missing(&missing);
                 self.free(host, &freed);
