@@ -29,6 +29,7 @@ const ALLOWED: [(&str, Edges); 24] = [
             ("pagoda-sys", Needed::ByTests, "allocator that counts"),
         ],
     ),
+    ("pagoda-move", &[("pagoda-core", Needed::Always, "units, page sets, chance from a seed")]),
     ("pagoda-recording", &[("pagoda-core", Needed::Always, "rounds of the policy")]),
     ("rmap-io", &[("rmap", Needed::Always, "client and server that it drives")]),
     ("rmap-file", &[("rmap", Needed::Always, "trait of a control plane")]),

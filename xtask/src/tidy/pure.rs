@@ -11,8 +11,9 @@ use super::imports::product_files;
 use super::manifests::{Manifest, Needed, members};
 
 /// Pure crates, each with what it may use of other crates: whole crates, or modules and items of them.
-const PURE: [(&str, &[&str]); 2] = [
+const PURE: [(&str, &[&str]); 3] = [
     ("pagoda-core", &["thiserror"]),
+    ("pagoda-move", &["pagoda_core", "thiserror"]),
     (
         "rmap",
         &[
@@ -289,7 +290,7 @@ mod tests {
         };
         let sources: Vec<Source> =
             files.iter().map(|(path, text)| source(&format!("crates/rmap/{path}"), text)).collect();
-        check_crate(&member, PURE[1].1, &sources)
+        check_crate(&member, PURE[2].1, &sources)
     }
 
     /// What is found in a file, by its first words.

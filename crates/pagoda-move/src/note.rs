@@ -1,0 +1,171 @@
+//! What a host keeps of the owner of a VM, and has to find again after any crash. At most one note for each VM and host.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0..4 | `PMVN` |
+//! | 4 | version: 1 |
+//! | 5 | kind: 1 owned, 2 given, 3 incoming, 4 accepted, 5 refused |
+//! | 6 | what decides: 0 the grant, 1 the arbiter, 2 the arbiter, whom the source has asked for the VM |
+//! | 7 | 0 |
+//! | 8..16 | attempt; 0 for kind 1 |
+//! | 16..24 | generation |
+//! | 24..32 | 0 |
+//! | 32..64 | key of the other host; zeros for kind 1 |
+//!
+//! The length never changes, so a disk that becomes full does not keep a note from being replaced in its place.
+
+use crate::units::{AttemptId, Generation, HostKey};
+use crate::wire::Malformed;
+use crate::wire::control::DecidedBy;
+
+/// Bytes of a note.
+pub const NOTE_SIZE: usize = 64;
+const MAGIC: [u8; 4] = *b"PMVN";
+const VERSION: u8 = 1;
+
+/// What decides about a VM that its source has given away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// The destination alone. The source never asks the arbiter for the VM.
+    Grant,
+    /// The destination, once it has asked the arbiter. The source has not.
+    Arbiter,
+    /// Who of the two asks the arbiter first. The destination gets no grant that needs no arbiter.
+    TakingBack,
+}
+
+impl Decision {
+    /// What the grant says of it.
+    pub const fn on_the_wire(self) -> DecidedBy {
+        match self {
+            Decision::Grant => DecidedBy::Grant,
+            Decision::Arbiter | Decision::TakingBack => DecidedBy::Arbiter,
+        }
+    }
+}
+
+/// The other host of an attempt, and the generation that the grant offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offered {
+    pub attempt: AttemptId,
+    pub peer: HostKey,
+    pub generation: Generation,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// The VM is this host's, at this generation, and no other host has a word to say.
+    Owned(Generation),
+    /// By the source, before the grant. This host does not run the VM without the other's refusal, or the arbiter's word.
+    Given(Offered, Decision),
+    /// By the destination, before it reserves anything: what a daemon that starts finds of it is removed.
+    Incoming(Offered),
+    /// By the destination, before the VM runs: it may have run here.
+    Accepted(Offered, DecidedBy),
+    /// By the destination, before it says so: it has not run the VM at this generation and never will.
+    Refused(Offered),
+}
+
+impl Note {
+    pub fn encode(self) -> [u8; NOTE_SIZE] {
+        const NONE: Offered = Offered { attempt: AttemptId(0), peer: HostKey([0; 32]), generation: Generation(0) };
+        let (kind, decision, offered) = match self {
+            Note::Owned(generation) => (1, 0, Offered { generation, ..NONE }),
+            Note::Given(offered, Decision::Grant) => (2, 0, offered),
+            Note::Given(offered, Decision::Arbiter) => (2, 1, offered),
+            Note::Given(offered, Decision::TakingBack) => (2, 2, offered),
+            Note::Incoming(offered) => (3, 0, offered),
+            Note::Accepted(offered, DecidedBy::Grant) => (4, 0, offered),
+            Note::Accepted(offered, DecidedBy::Arbiter) => (4, 1, offered),
+            Note::Refused(offered) => (5, 0, offered),
+        };
+        let mut bytes = [0; NOTE_SIZE];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..7].copy_from_slice(&[VERSION, kind, decision]);
+        bytes[8..16].copy_from_slice(&offered.attempt.0.to_le_bytes());
+        bytes[16..24].copy_from_slice(&offered.generation.0.to_le_bytes());
+        bytes[32..].copy_from_slice(&offered.peer.0);
+        bytes
+    }
+
+    /// # Errors
+    /// Bytes that no version writes.
+    pub fn decode(bytes: [u8; NOTE_SIZE]) -> Result<Note, Malformed> {
+        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
+        if bytes[..4] != MAGIC || bytes[4] != VERSION {
+            return Err(Malformed("no note of this version"));
+        }
+        let peer = HostKey(std::array::from_fn(|index| bytes[32 + index]));
+        let offered = Offered { attempt: AttemptId(number(8)), peer, generation: Generation(number(16)) };
+        let note = match bytes[5..7] {
+            [1, 0] => Note::Owned(offered.generation),
+            [2, 0] => Note::Given(offered, Decision::Grant),
+            [2, 1] => Note::Given(offered, Decision::Arbiter),
+            [2, 2] => Note::Given(offered, Decision::TakingBack),
+            [3, 0] => Note::Incoming(offered),
+            [4, 0] => Note::Accepted(offered, DecidedBy::Grant),
+            [4, 1] => Note::Accepted(offered, DecidedBy::Arbiter),
+            [5, 0] => Note::Refused(offered),
+            _ => return Err(Malformed("kind of a note")),
+        };
+        // Whatever is reserved is zero, and an attempt is there where one belongs.
+        let has_attempt = offered.attempt.0 != 0 || matches!(note, Note::Owned(_));
+        if note.encode() == bytes && has_attempt { Ok(note) } else { Err(Malformed("reserved bytes of a note")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const OFFERED: Offered =
+        Offered { attempt: AttemptId(0x1122_3344_5566_7788), peer: HostKey([0xab; 32]), generation: Generation(9) };
+
+    #[test]
+    fn notes_have_the_bytes_of_the_table() {
+        let check = |note: Note, head: &[u8], rest: &[u8]| {
+            let bytes = note.encode();
+            assert_eq!((&bytes[..head.len()], &bytes[32..]), (head, rest), "{note:?}");
+            assert_eq!(Note::decode(bytes), Ok(note));
+        };
+        check(Note::Owned(Generation(7)), b"PMVN\x01\x01\0\0\0\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0", &[0; 32]);
+        let notes = [
+            (Note::Given(OFFERED, Decision::Grant), b"\x02\0"),
+            (Note::Given(OFFERED, Decision::Arbiter), b"\x02\x01"),
+            (Note::Given(OFFERED, Decision::TakingBack), b"\x02\x02"),
+            (Note::Incoming(OFFERED), b"\x03\0"),
+            (Note::Accepted(OFFERED, DecidedBy::Grant), b"\x04\0"),
+            (Note::Accepted(OFFERED, DecidedBy::Arbiter), b"\x04\x01"),
+            (Note::Refused(OFFERED), b"\x05\0"),
+        ];
+        for (note, kind) in notes {
+            let head = [b"PMVN\x01", &kind[..], b"\0\x88\x77\x66\x55\x44\x33\x22\x11\x09\0\0\0\0\0\0\0"].concat();
+            check(note, &head, &[0xab; 32]);
+        }
+    }
+
+    #[test]
+    fn what_nobody_writes_is_refused() {
+        let good = Note::Given(OFFERED, Decision::Arbiter).encode();
+        for (at, value) in [(0, 0), (4, 2), (5, 0), (5, 6), (6, 3), (7, 1), (24, 1), (31, 1)] {
+            let mut bytes = good;
+            bytes[at] = value;
+            assert!(Note::decode(bytes).is_err(), "{at} {value}");
+        }
+        let mut bytes = good;
+        bytes[8..16].fill(0);
+        assert!(Note::decode(bytes).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_one_note_or_none(at in 0..NOTE_SIZE, value in any::<u8>()) {
+            let mut bytes = Note::Accepted(OFFERED, DecidedBy::Grant).encode();
+            bytes[at] = value;
+            if let Ok(note) = Note::decode(bytes) {
+                prop_assert_eq!(note.encode(), bytes);
+            }
+        }
+    }
+}

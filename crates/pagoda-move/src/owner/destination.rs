@@ -1,0 +1,450 @@
+//! The host that a VM comes to.
+//!
+//! It reserves, takes in, and runs the VM when it has the grant, its own durable note, and the arbiter's word if the grant asks
+//! for that. Until then it may give up at any moment. A grant that it has no use for it refuses, durably. What the guest sees of
+//! a failure: before the VM runs here nothing, afterwards what any crash of QEMU is.
+
+use super::link::Link;
+use super::notes::Notes;
+use super::types::{
+    Action, Claim, DestinationEvent, End, GIVE_UP_AFTER, NO_ARBITER_AFTER, Qemu, RETRY_EVERY, Registered,
+};
+use crate::note::{Note, Offered};
+use crate::units::{Generation, HostKey, Moment};
+use crate::wire::Control;
+use crate::wire::control::{DecidedBy, Holding, Verdict};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// A note is written, then room is made.
+    Preparing,
+    Filling,
+    Ready,
+    /// The grant is here, and is being noted.
+    Accepting,
+    /// The arbiter is being asked.
+    Claiming,
+    /// The VM runs here, or did until QEMU died.
+    Running,
+    /// The source has nothing left. The note becomes an ordinary one.
+    Closing,
+    Refusing,
+    /// What the attempt had here is gone; its note goes.
+    Clearing,
+    Over,
+}
+
+/// Whether memory is being reserved and QEMU started. That cannot be called back, only undone when it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Prepares {
+    NotYet,
+    Now,
+    Done,
+}
+
+/// One attempt to take a VM in.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    me: HostKey,
+    offered: Offered,
+    state: State,
+    link: Link,
+    notes: Notes,
+    arbiter: bool,
+    /// What the grant says that decides.
+    by: DecidedBy,
+    prepares: Prepares,
+    is_whole: bool,
+    is_dead: bool,
+    /// What a refused VM had here is gone.
+    is_discarded: bool,
+    /// Since when the arbiter is asked.
+    since: Moment,
+    is_asking: bool,
+    ask_at: Option<Moment>,
+    end: End,
+}
+
+impl Destination {
+    /// Begins to take a VM in, on a host whose note of this VM is `note`: none, or a refusal of an earlier attempt that the
+    /// source knows of, since it owns the VM at a later generation.
+    pub fn begin(
+        me: HostKey,
+        offered: Offered,
+        note: Option<Note>,
+        arbiter: bool,
+        now: Moment,
+        actions: &mut Vec<Action>,
+    ) -> Destination {
+        let mut destination = Destination::new(me, offered, note, arbiter, now);
+        destination.link.set(true, now);
+        destination.notes.want(Some(Note::Incoming(offered)), actions);
+        destination
+    }
+
+    /// Refuses a grant of an attempt that this host knows nothing of.
+    pub fn refuse_unknown(
+        me: HostKey,
+        offered: Offered,
+        by: DecidedBy,
+        arbiter: bool,
+        now: Moment,
+        actions: &mut Vec<Action>,
+    ) -> Destination {
+        let mut destination = Destination::new(me, offered, None, arbiter, now);
+        destination.link.set(true, now);
+        destination.by = by;
+        destination.refuse(now, actions);
+        destination
+    }
+
+    /// After a restart: what the attempt had here is removed.
+    pub(super) fn recover_incoming(
+        me: HostKey,
+        offered: Offered,
+        now: Moment,
+        actions: &mut Vec<Action>,
+    ) -> Destination {
+        let mut destination = Destination::new(me, offered, Some(Note::Incoming(offered)), false, now);
+        destination.clear(End::GivenUp, actions);
+        destination.advance(now, actions);
+        destination
+    }
+
+    /// After a restart: the VM is this host's, unless the arbiter was to be asked and QEMU does not run it yet.
+    pub(super) fn recover_accepted(
+        me: HostKey,
+        offered: Offered,
+        by: DecidedBy,
+        qemu: Qemu,
+        now: Moment,
+        actions: &mut Vec<Action>,
+    ) -> Destination {
+        let note = Note::Accepted(offered, by);
+        let mut destination = Destination::new(me, offered, Some(note), by == DecidedBy::Arbiter, now);
+        (destination.by, destination.state, destination.end) = (by, State::Accepting, End::Moved);
+        match qemu {
+            Qemu::Running => destination.state = State::Running,
+            Qemu::Stopped => destination.advance(now, actions),
+            Qemu::Dead => {
+                destination.state = State::Running;
+                destination.lose_qemu(now, actions);
+            }
+        }
+        destination
+    }
+
+    pub(super) fn recover_refused(
+        me: HostKey,
+        offered: Offered,
+        arbiter: bool,
+        now: Moment,
+        actions: &mut Vec<Action>,
+    ) -> Destination {
+        let mut destination = Destination::new(me, offered, Some(Note::Refused(offered)), arbiter, now);
+        destination.by = if arbiter { DecidedBy::Arbiter } else { DecidedBy::Grant };
+        destination.refuse(now, actions);
+        destination.advance(now, actions);
+        destination
+    }
+
+    fn new(me: HostKey, offered: Offered, note: Option<Note>, arbiter: bool, now: Moment) -> Destination {
+        Destination {
+            me,
+            offered,
+            state: State::Preparing,
+            link: Link::new(false, now),
+            notes: Notes::new(note),
+            arbiter,
+            by: DecidedBy::Grant,
+            prepares: Prepares::NotYet,
+            is_whole: false,
+            is_dead: false,
+            is_discarded: false,
+            since: now,
+            is_asking: false,
+            ask_at: None,
+            end: End::GivenUp,
+        }
+    }
+
+    pub const fn offered(&self) -> Offered {
+        self.offered
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.state == State::Over
+    }
+
+    /// The VM is this host's, and the source may not know it yet.
+    pub fn is_running(&self) -> bool {
+        matches!(self.state, State::Running | State::Closing)
+    }
+
+    /// Pages and state of the attempt are taken in.
+    pub fn takes_pages(&self) -> bool {
+        matches!(self.state, State::Filling | State::Ready | State::Running) && !self.is_dead
+    }
+
+    pub fn note(&self) -> Option<Note> {
+        self.notes.wanted()
+    }
+
+    /// When `Tick` is due, if nothing happens before.
+    pub fn next_at(&self, now: Moment) -> Moment {
+        let times = [self.notes.retry_at(), self.ask_at];
+        times.into_iter().flatten().fold(now + RETRY_EVERY, Moment::min)
+    }
+
+    pub fn apply(&mut self, now: Moment, event: DestinationEvent<'_>, actions: &mut Vec<Action>) {
+        let attempt = self.offered.attempt;
+        match event {
+            DestinationEvent::LinkUp => self.link.set(true, now),
+            DestinationEvent::LinkDown => self.link.set(false, now),
+            DestinationEvent::Message(message) if message.attempt() == attempt => self.receive(now, message, actions),
+            DestinationEvent::Message(_) => {}
+            DestinationEvent::Prepared => {
+                self.prepares = Prepares::Done;
+                if self.state == State::Preparing {
+                    self.state = State::Filling;
+                    actions.push(Action::Send(Control::Reserved { attempt }));
+                } else {
+                    // The attempt has ended meanwhile.
+                    actions.push(Action::Discard);
+                }
+            }
+            DestinationEvent::CannotPrepare => {
+                self.prepares = Prepares::Done;
+                if self.state == State::Preparing {
+                    self.clear(End::GivenUp, actions);
+                }
+            }
+            DestinationEvent::Loaded if self.state == State::Filling => {
+                self.state = State::Ready;
+                self.link.hurry(now);
+            }
+            DestinationEvent::Loaded => {}
+            DestinationEvent::Whole => {
+                self.is_whole = true;
+                self.link.hurry(now);
+            }
+            DestinationEvent::Written(is_written) => self.notes.complete(is_written, now, actions),
+            DestinationEvent::Arbiter(answer) => self.receive_answer(now, answer, actions),
+            DestinationEvent::QemuDied => self.lose_qemu(now, actions),
+            DestinationEvent::Resolve => self.resolve(now, actions),
+            DestinationEvent::Tick => {}
+        }
+        self.advance(now, actions);
+        self.repeat(now, actions);
+    }
+
+    fn receive(&mut self, now: Moment, message: &Control, actions: &mut Vec<Action>) {
+        match message {
+            Control::Grant { generation, by, .. } if *generation == self.offered.generation => {
+                self.receive_grant(now, *by, actions);
+            }
+            Control::Withdraw { generation, .. } if *generation == self.offered.generation => match self.state {
+                State::Running | State::Refusing => self.link.hurry(now),
+                State::Closing | State::Over => {}
+                _ => self.refuse(now, actions),
+            },
+            // The answer was lost with a connection.
+            Control::Reserve { attempt, .. } if matches!(self.state, State::Filling | State::Ready) => {
+                actions.push(Action::Send(Control::Reserved { attempt: *attempt }));
+            }
+            Control::Settled { generation, verdict, .. } => self.receive_settled(*generation, *verdict, actions),
+            _ => {}
+        }
+    }
+
+    fn receive_grant(&mut self, now: Moment, by: DecidedBy, actions: &mut Vec<Action>) {
+        match self.state {
+            State::Ready => self.accept(now, by, actions),
+            // A grant that needs no arbiter, after one that did. It is as good as the arbiter's word.
+            State::Accepting if by == DecidedBy::Grant => self.by = by,
+            State::Claiming if by == DecidedBy::Grant => {
+                self.by = by;
+                self.run(now, actions);
+            }
+            State::Accepting | State::Claiming => {}
+            State::Running | State::Refusing => self.link.hurry(now),
+            State::Preparing | State::Filling | State::Clearing => {
+                self.by = by;
+                self.refuse(now, actions);
+            }
+            State::Closing | State::Over => {}
+        }
+    }
+
+    fn receive_settled(&mut self, generation: Generation, verdict: Verdict, actions: &mut Vec<Action>) {
+        let is_later = generation > self.offered.generation;
+        match (self.state, verdict) {
+            (State::Running, Verdict::Yours) => {
+                self.state = State::Closing;
+                self.notes.want(Some(Note::Owned(self.offered.generation)), actions);
+            }
+            (State::Running, Verdict::Mine) if is_later => {
+                let end = if self.is_dead { End::Crashed } else { End::Superseded };
+                self.clear(end, actions);
+            }
+            (State::Running | State::Closing | State::Clearing | State::Over, _) => {}
+            // The refusal may not have been written yet.
+            (State::Refusing, _) => self.clear(End::GivenUp, actions),
+            (State::Preparing | State::Filling | State::Ready | State::Accepting | State::Claiming, _) => {
+                self.clear(End::GivenUp, actions);
+            }
+        }
+    }
+
+    fn receive_answer(&mut self, now: Moment, answer: Option<Registered>, actions: &mut Vec<Action>) {
+        self.is_asking = false;
+        self.ask_at = Some(now + RETRY_EVERY);
+        let Some(registered) = answer else { return };
+        let is_mine = registered == Registered { generation: self.offered.generation, owner: self.me };
+        match self.state {
+            State::Claiming if is_mine => self.run(now, actions),
+            // The source was first.
+            State::Claiming => self.clear(End::GivenUp, actions),
+            State::Refusing if !is_mine => self.ask_at = None,
+            _ => {}
+        }
+    }
+
+    /// What follows from the state as it is now.
+    fn advance(&mut self, now: Moment, actions: &mut Vec<Action>) {
+        self.notes.tick(now, actions);
+        match self.state {
+            State::Preparing if self.notes.is_durable() && self.prepares == Prepares::NotYet => {
+                self.prepares = Prepares::Now;
+                actions.push(Action::Prepare);
+            }
+            State::Preparing if self.notes.has_failed() => {
+                actions.push(Action::Send(Control::Forgotten { attempt: self.offered.attempt }));
+                self.clear(End::GivenUp, actions);
+            }
+            State::Preparing | State::Filling | State::Ready if self.link.was_down_for(GIVE_UP_AFTER, now) => {
+                self.clear(End::GivenUp, actions);
+            }
+            State::Accepting if self.notes.is_durable() => match self.by {
+                DecidedBy::Grant => self.run(now, actions),
+                DecidedBy::Arbiter => {
+                    (self.state, self.since) = (State::Claiming, now);
+                    self.ask(actions);
+                }
+            },
+            // A VM cannot run where its note cannot be written. It has not run.
+            State::Accepting if self.notes.has_failed() => self.refuse(now, actions),
+            State::Claiming if self.ask_at.is_some_and(|at| at <= now) => self.ask(actions),
+            State::Refusing if self.notes.is_durable() && !self.is_discarded => {
+                self.is_discarded = true;
+                actions.push(Action::Discard);
+            }
+            State::Refusing if self.ask_at.is_some_and(|at| at <= now) => self.ask(actions),
+            // The note stays as long as there may be something to find by it.
+            State::Clearing if self.prepares != Prepares::Now && self.notes.wanted().is_some() => {
+                self.notes.want(None, actions);
+            }
+            State::Closing | State::Clearing if self.notes.is_durable() && self.prepares != Prepares::Now => {
+                self.state = State::Over;
+                actions.push(Action::End(self.end));
+            }
+            _ => {}
+        }
+    }
+
+    fn accept(&mut self, now: Moment, by: DecidedBy, actions: &mut Vec<Action>) {
+        (self.state, self.by, self.since) = (State::Accepting, by, now);
+        self.notes.want(Some(Note::Accepted(self.offered, by)), actions);
+    }
+
+    fn run(&mut self, now: Moment, actions: &mut Vec<Action>) {
+        assert!(self.notes.is_durable(), "a VM runs before its note is durable");
+        (self.state, self.end, self.ask_at) = (State::Running, End::Moved, None);
+        self.link.hurry(now);
+        actions.push(Action::Run);
+    }
+
+    /// The note comes first: with an older one a daemon that starts would take a QEMU that is gone for one that has run. Only then
+    /// QEMU is ended and the source hears of it.
+    fn refuse(&mut self, now: Moment, actions: &mut Vec<Action>) {
+        self.state = State::Refusing;
+        self.notes.want(Some(Note::Refused(self.offered)), actions);
+        self.link.hurry(now);
+        // If the link is cut, the source learns it from the arbiter.
+        if self.by == DecidedBy::Arbiter {
+            self.ask_at = Some(now);
+        }
+    }
+
+    /// The attempt has no grant, or none any more that counts.
+    fn clear(&mut self, end: End, actions: &mut Vec<Action>) {
+        (self.state, self.end, self.ask_at) = (State::Clearing, end, None);
+        actions.push(Action::Discard);
+    }
+
+    fn lose_qemu(&mut self, now: Moment, actions: &mut Vec<Action>) {
+        self.is_dead = true;
+        match self.state {
+            State::Preparing | State::Filling | State::Ready => {
+                actions.push(Action::Send(Control::Forgotten { attempt: self.offered.attempt }));
+                self.clear(End::GivenUp, actions);
+            }
+            State::Accepting | State::Claiming => self.refuse(now, actions),
+            State::Running | State::Closing => {
+                // It needs no page any more.
+                (self.end, self.is_whole) = (End::Crashed, true);
+                self.link.hurry(now);
+            }
+            State::Refusing | State::Clearing | State::Over => {}
+        }
+    }
+
+    fn resolve(&mut self, now: Moment, actions: &mut Vec<Action>) {
+        match self.state {
+            State::Ready => self.accept(now, DecidedBy::Grant, actions),
+            State::Claiming => self.run(now, actions),
+            State::Running if !self.is_whole => {
+                self.clear(End::Lost, actions);
+            }
+            // Nobody will answer any more.
+            State::Running => self.receive_settled(self.offered.generation, Verdict::Yours, actions),
+            State::Refusing => self.clear(End::GivenUp, actions),
+            _ => {}
+        }
+    }
+
+    /// Accepting: takes the VM, unless the source was first. Refusing: gives it to the source.
+    fn ask(&mut self, actions: &mut Vec<Action>) {
+        if !self.arbiter || self.is_asking {
+            return;
+        }
+        let Offered { generation, peer, .. } = self.offered;
+        let claim = if self.state == State::Refusing {
+            Claim { below: generation.next(), value: Registered { generation: generation.next(), owner: peer } }
+        } else {
+            Claim { below: generation, value: Registered { generation, owner: self.me } }
+        };
+        (self.is_asking, self.ask_at) = (true, None);
+        actions.push(Action::Ask(claim));
+    }
+
+    /// What is sent until it is answered.
+    fn repeat(&mut self, now: Moment, actions: &mut Vec<Action>) {
+        let Offered { attempt, generation, .. } = self.offered;
+        let message = match self.state {
+            State::Filling => Control::Holds { attempt, holding: Holding::Filling },
+            State::Ready => Control::Holds { attempt, holding: Holding::Ready },
+            State::Claiming if now.since(self.since) >= NO_ARBITER_AFTER => Control::NoArbiter { attempt, generation },
+            State::Running => Control::Started { attempt, generation },
+            State::Refusing if self.is_discarded => Control::Refusal { attempt, generation },
+            _ => return,
+        };
+        if !self.link.take_turn(now) {
+            return;
+        }
+        actions.push(Action::Send(message));
+        if self.state == State::Running && self.is_whole {
+            actions.push(Action::Send(Control::Whole { attempt }));
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Pre-copy: which pages go in which round, and when the VM is stopped for the last ones.
+//!
+//! The caller protects pages and reports which were written since ([`Rounds::written`]), reports the clock of direct I/O
+//! ([`Rounds::set_oldest_io`]), copies and sends the runs that [`Rounds::next`] gives, and asks [`Rounds::decide`] after each
+//! round. **The pin rule**: a run is given out only if every direct I/O in flight began after the protection of its pages. All
+//! other pages wait, at the latest until the VM is stopped, when none is in flight any more. So each copy that is made counts.
+//!
+//! What the guest sees: its first write to a page after a protection costs a fault; if it writes faster than the link sends, its
+//! writers are slowed in steps, as far as the settings let them. Nothing here stops a VM for longer than was promised.
+
+mod estimate;
+mod pace;
+mod pages;
+mod progress;
+mod settings;
+
+use std::time::Duration;
+
+use pagoda_core::units::{Bytes, ChunkIdx, PageCount};
+
+use crate::map::PageMap;
+use crate::units::{Moment, Rate, RoundNo};
+use estimate::{Estimate, RoundFacts};
+use pace::Pace;
+use pages::Pages;
+
+pub use pages::IoEpoch;
+pub use progress::{Phase, Progress, Waits};
+pub use settings::{
+    Handover, Hopeless, LITTLE, Mode, Next, OnTimeout, ROUND_MIN, SLOW_STEPS, STALL_ROUNDS, Settings, Slowing, Step,
+};
+
+#[derive(Clone, Debug)]
+pub struct Rounds {
+    settings: Settings,
+    pages: Pages,
+    pace: Pace,
+    phase: Phase,
+    round: RoundNo,
+    /// Rounds whose pages are at the destination, counted from the first.
+    kept: u32,
+    began: Moment,
+    round_began: Moment,
+    round_sent: Bytes,
+    round_written: PageCount,
+    sent: Bytes,
+    slowing: Slowing,
+    estimate: Estimate,
+}
+
+impl Rounds {
+    /// Begins with every page of the VM to be sent, all protected at `protected_at`. `hot_first` has all chunks.
+    ///
+    /// `rate` is what the link is known to send, if it is.
+    pub fn new(
+        settings: Settings,
+        pages: PageCount,
+        hot_first: Vec<ChunkIdx>,
+        protected_at: IoEpoch,
+        rate: Option<Rate>,
+        now: Moment,
+    ) -> Rounds {
+        Rounds {
+            settings,
+            pages: Pages::new(pages, hot_first, protected_at),
+            pace: Pace::new(settings.bandwidth_max, now),
+            phase: Phase::Rounds,
+            round: RoundNo(0),
+            kept: 0,
+            began: now,
+            round_began: now,
+            round_sent: Bytes::ZERO,
+            round_written: PageCount::ZERO,
+            sent: Bytes::ZERO,
+            slowing: Slowing::NONE,
+            estimate: Estimate::new(rate),
+        }
+    }
+
+    /// These pages were written since they were last protected, and have been protected again, at this epoch.
+    pub fn written(&mut self, pages: &PageMap, protected_at: IoEpoch) {
+        self.round_written += pages.count();
+        self.pages.written(pages, protected_at);
+    }
+
+    /// The epoch of the oldest direct I/O that is in flight now; the greatest if none is.
+    pub fn set_oldest_io(&mut self, oldest: IoEpoch) {
+        self.pages.set_oldest_io(oldest);
+    }
+
+    /// What is to be sent next. It counts as sent.
+    pub fn next(&mut self, now: Moment) -> Next {
+        if self.phase == Phase::Done || self.settings.mode == Mode::Postcopy && self.phase == Phase::Rounds {
+            return Next::RoundEnd;
+        }
+        // A stopped VM does not wait for a cap.
+        if self.phase == Phase::Rounds
+            && let Some(until) = self.pace.wait_until(now)
+        {
+            return if self.pages.has_ready() { Next::Wait(until) } else { Next::RoundEnd };
+        }
+        match self.pages.take_run() {
+            Some(run) => {
+                let bytes = run.count().bytes();
+                self.pace.spend(now, bytes);
+                self.round_sent += bytes;
+                self.sent += bytes;
+                Next::Send(run)
+            }
+            None => Next::RoundEnd,
+        }
+    }
+
+    /// The number of the round that is being sent.
+    pub const fn round(&self) -> RoundNo {
+        self.round
+    }
+
+    /// Ends the round: its end is sent behind its pages.
+    pub fn end_round(&mut self, now: Moment) -> RoundNo {
+        let ended = self.round;
+        self.estimate.sent(self.round_sent, now.since(self.round_began));
+        self.pages.end_round();
+        self.round = ended.next();
+        ended
+    }
+
+    /// The destination has every page of that round, and of those before.
+    pub fn kept(&mut self, round: RoundNo) {
+        if round < self.round && round.0 >= self.kept {
+            self.kept = round.0 + 1;
+            self.pages.kept(round.next() == self.round);
+        }
+        if matches!(self.phase, Phase::Last(_)) && self.kept == self.round.0 && !self.pages.must_send() {
+            self.phase = Phase::Done;
+        }
+    }
+
+    /// The link was cut: what was not acknowledged is sent again.
+    pub fn lost_link(&mut self) {
+        self.pages.lost_link();
+    }
+
+    /// What follows a round whose end has been sent, after a look at what was written meanwhile.
+    pub fn decide(&mut self, now: Moment) -> Step {
+        assert_eq!(self.phase, Phase::Rounds, "rounds are over");
+        let span = now.since(self.round_began);
+        let facts = RoundFacts { left: self.pages.left(), written: self.round_written, span };
+        let expected = self.expected_downtime();
+        let earliest = self.round_began + ROUND_MIN;
+        if now < earliest && self.settings.mode != Mode::Postcopy && !(facts.left <= LITTLE && self.is_short(expected))
+        {
+            return Step::Wait(earliest);
+        }
+        let has_low = self.estimate.end_round(facts);
+        let step = if self.settings.mode == Mode::Postcopy {
+            Step::Stop(Handover::Missing)
+        } else if self.may_stop(expected, has_low) {
+            Step::Stop(Handover::Whole)
+        } else if self.settings.mode == Mode::Hybrid && !has_low {
+            Step::Stop(Handover::Missing)
+        } else {
+            self.go_on(now, expected)
+        };
+        match step {
+            Step::Stop(handover) => self.phase = Phase::Stopping(handover),
+            Step::GiveUp(_) => self.phase = Phase::Done,
+            Step::Round(slowing) => {
+                self.slowing = slowing;
+                self.begin_round(now);
+            }
+            Step::Wait(_) => {}
+        }
+        step
+    }
+
+    /// The VM is stopped, no direct I/O is in flight, and these pages were written since the last look. From now on each page
+    /// that is not acknowledged is one of the last, or missing.
+    pub fn stopped(&mut self, written: &PageMap, now: Moment) {
+        let Phase::Stopping(handover) = self.phase else { panic!("nobody has decided to stop") };
+        self.round_written += written.count();
+        self.pages.stopped(written);
+        self.phase = Phase::Last(handover);
+        self.begin_round(now);
+        if handover == Handover::Missing {
+            self.pages.leave_missing();
+        }
+    }
+
+    /// Pages that the destination does not get before it runs. Empty unless the VM goes over with pages missing.
+    pub fn missing(&self) -> &PageMap {
+        self.pages.missing()
+    }
+
+    /// All that is sent before the grant is at the destination.
+    pub fn is_complete(&self) -> bool {
+        self.phase == Phase::Done
+    }
+
+    pub fn progress(&self, now: Moment) -> Progress {
+        Progress {
+            phase: self.phase,
+            round: self.round,
+            sent: self.sent,
+            left: self.pages.left(),
+            rate: self.estimate.rate(),
+            written_rate: self.estimate.written_rate(),
+            slowing: self.slowing,
+            elapsed: now.since(self.began),
+            remaining: self.estimate.remaining(self.pages.left()),
+            expected_downtime: self.expected_downtime(),
+            waits: self.waits(now),
+        }
+    }
+
+    fn waits(&self, now: Moment) -> Waits {
+        if self.pages.is_held() && !self.pages.has_ready() {
+            Waits::DirectIo { pages: self.pages.held() }
+        } else if self.kept + 1 < self.round.0 {
+            Waits::Acknowledgement
+        } else if self.pace.wait_until(now).is_some() {
+            Waits::Bandwidth
+        } else if self.estimate.is_stalled() {
+            Waits::Writers
+        } else {
+            Waits::Nothing
+        }
+    }
+
+    /// None if nothing is known of the link.
+    fn expected_downtime(&self) -> Option<Duration> {
+        let pages = self.estimate.rate()?.time_ceil(self.pages.left().bytes())?;
+        Some(self.settings.stop_cost.saturating_add(pages))
+    }
+
+    /// Short enough, and not about to become much shorter.
+    fn may_stop(&self, expected: Option<Duration>, has_low: bool) -> bool {
+        let is_little = self.pages.left() <= LITTLE;
+        self.is_short(expected) && (is_little || !has_low || !self.estimate.has_halved())
+    }
+
+    fn is_short(&self, expected: Option<Duration>) -> bool {
+        expected.is_some_and(|expected| expected <= self.settings.downtime_max)
+    }
+
+    /// A round more, or what there is instead.
+    fn go_on(&mut self, now: Moment, expected: Option<Duration>) -> Step {
+        let is_over = self.settings.time_max.is_some_and(|most| now.since(self.began) >= most);
+        let is_stalled = self.estimate.is_stalled();
+        if is_over {
+            match self.settings.on_timeout {
+                OnTimeout::Abort => {
+                    let expected = expected.unwrap_or(Duration::MAX);
+                    return Step::GiveUp(Hopeless::TimeOver { expected, promised: self.settings.downtime_max });
+                }
+                // The fewer are missing, the shorter is the tail: at a low, if one comes.
+                OnTimeout::Postcopy if self.estimate.is_near_low() => {
+                    return Step::Stop(Handover::Missing);
+                }
+                OnTimeout::SlowGuest if is_stalled && self.slowing == Slowing::MOST => {
+                    return Step::GiveUp(Hopeless::CannotSlow);
+                }
+                OnTimeout::Postcopy | OnTimeout::SlowGuest => {}
+            }
+        }
+        let most = match self.settings.on_timeout {
+            OnTimeout::SlowGuest if is_over => Slowing::MOST,
+            _ => self.settings.slowing_max.min(Slowing::MOST),
+        };
+        if is_stalled && self.slowing < most {
+            self.estimate.forget_low(self.pages.left());
+            return Step::Round(Slowing(self.slowing.0 + 1));
+        }
+        Step::Round(self.slowing)
+    }
+
+    fn begin_round(&mut self, now: Moment) {
+        self.round_began = now;
+        self.round_sent = Bytes::ZERO;
+        self.round_written = PageCount::ZERO;
+        self.pages.begin_round();
+    }
+}
+
+#[cfg(test)]
+mod tests;
