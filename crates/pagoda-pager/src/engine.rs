@@ -60,8 +60,14 @@ const RING_ENTRIES: u32 = 1024;
 /// Causes that say, as a hit of read-ahead does, that chunks come in beside the thread that faults, or have to leave for it.
 const SIGNS_OF_STREAM: [Metric; 3] = [Metric::FaultsSwapChunk, Metric::FaultsJoined, Metric::FaultsWaited];
 /// Causes whose faults are answered by the actions of their own event.
-const ANSWERED_AT_ONCE: [Metric; 5] =
-    [Metric::FaultsMinor, Metric::FaultsZero, Metric::FaultsShared, Metric::FaultsWriteProtect, Metric::FaultsCancel];
+const ANSWERED_AT_ONCE: [Metric; 6] = [
+    Metric::FaultsMinor,
+    Metric::FaultsZero,
+    Metric::FaultsShared,
+    Metric::FaultsWriteProtect,
+    Metric::FaultsBorrowed,
+    Metric::FaultsCancel,
+];
 /// How often time-driven work is looked at while something is under way.
 const TICK_BUSY: Duration = Duration::from_millis(100);
 /// The same for a VM that does nothing: heat is sampled at this rate, and an idle VM costs this many wake-ups.
@@ -172,7 +178,7 @@ impl Engine {
         let scan_wait = || self.sharer.scan_wait(&self.paging, TICK_BUSY);
         let wait = match () {
             () if self.paging.can_write() || self.can_look() => Duration::ZERO,
-            () if machine.is_pin_blocked() || machine.is_copying_back() => TICK_PIN,
+            () if machine.is_pin_blocked() || machine.is_owning_paused() || machine.is_copying_back() => TICK_PIN,
             () if machine.is_busy() => TICK_BUSY.min(scan_wait()),
             () => TICK_IDLE.min(scan_wait()),
         };
@@ -337,6 +343,10 @@ impl Engine {
             Action::RamPunch { pages } => paging.ram_punch(pages)?,
             Action::Zap { op } => self.zap(op)?,
             Action::ZapPages { ticket } => self.zap_pages(Asked::Watch { ticket, at: Instant::now() })?,
+            // Nothing is borrowed yet.
+            Action::Fence { chunk, .. } | Action::Own { chunk, .. } => {
+                return Err(format!("chunk {} is to become the VM's own, and is already", chunk.0).into());
+            }
             Action::Share { op, chunk, pages } => self.sharer.share_pages(op, chunk, pages, paging, ring)?,
             Action::DiscardDone { token } => self.link.calls.complete_discard(ring, token),
             Action::Arm => self.begin_to_arm()?,

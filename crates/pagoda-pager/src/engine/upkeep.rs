@@ -15,7 +15,8 @@ impl Engine {
             // Completions of libaio and io_uring are seen when the agent looks at their rings.
             self.link.agent.ask_clock(&mut self.ring);
             self.apply(Event::Tick);
-        } else if self.paging.machine().is_copying_back() || now - self.ticked >= TICK_BUSY {
+        } else if self.paging.machine().is_owning_paused()
+            || self.paging.machine().is_copying_back() || now - self.ticked >= TICK_BUSY {
             self.ticked = now;
             self.apply(Event::Tick);
         }
