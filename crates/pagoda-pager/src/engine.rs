@@ -18,6 +18,7 @@ mod imager;
 mod imaging;
 mod link;
 mod messages;
+mod owning;
 mod paging;
 mod parts;
 mod sampler;
@@ -343,9 +344,10 @@ impl Engine {
             Action::RamPunch { pages } => paging.ram_punch(pages)?,
             Action::Zap { op } => self.zap(op)?,
             Action::ZapPages { ticket } => self.zap_pages(Asked::Watch { ticket, at: Instant::now() })?,
-            // Nothing is borrowed yet.
-            Action::Fence { chunk, .. } | Action::Own { chunk, .. } => {
-                return Err(format!("chunk {} is to become the VM's own, and is already", chunk.0).into());
+            Action::Fence { op, chunk } => paging.fence(op, chunk),
+            Action::Own { op, chunk } => {
+                paging.begin_own(op, chunk);
+                self.go_on_owning()?;
             }
             Action::Share { op, chunk, pages } => self.sharer.share_pages(op, chunk, pages, paging, ring)?,
             Action::DiscardDone { token } => self.link.calls.complete_discard(ring, token),
