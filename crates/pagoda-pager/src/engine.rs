@@ -128,6 +128,7 @@ impl Engine {
                     }
                 }
             }
+            self.read_heard();
             for &(source, result, more) in &ready {
                 self.handle(source, result, more);
             }
@@ -178,7 +179,7 @@ impl Engine {
         let machine = self.paging.machine();
         let scan_wait = || self.sharer.scan_wait(&self.paging, TICK_BUSY);
         let wait = match () {
-            () if self.paging.can_write() || self.can_look() => Duration::ZERO,
+            () if self.paging.can_write() || self.can_look() || self.paging.has_heard() => Duration::ZERO,
             () if machine.is_pin_blocked() || machine.is_owning_paused() || machine.is_copying_back() => TICK_PIN,
             () if machine.is_busy() => TICK_BUSY.min(scan_wait()),
             () => TICK_IDLE.min(scan_wait()),
@@ -241,6 +242,14 @@ impl Engine {
                 return;
             }
             let _ = self.ring.submit();
+        }
+    }
+
+    /// Faults that came while something else was waited for.
+    fn read_heard(&mut self) {
+        while let Some(fault) = self.paging.next_heard() {
+            self.fault_at = Instant::now();
+            self.fault(&fault);
         }
     }
 

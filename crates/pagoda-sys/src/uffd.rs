@@ -83,6 +83,14 @@ pub enum Resolved {
 }
 
 impl Resolved {
+    /// Of an operation that is done as a whole or not at all.
+    pub fn of(result: Result<(), Errno>) -> Resolved {
+        match result {
+            Ok(()) => Resolved::All,
+            Err(errno) => Resolved::Partial { bytes: 0, errno },
+        }
+    }
+
     /// Everything is done.
     pub fn is_all(self) -> bool {
         self == Resolved::All

@@ -14,6 +14,10 @@ impl Engine {
 
     /// The agent says that it has carried out an order, or not.
     pub(super) fn owned(&mut self, order: u64, errno: u32) {
+        if !self.paging.is_moving(order) {
+            // Of a daemon before this one, or taken back.
+            return;
+        }
         let finished = self.paging.finish_move(order).and_then(|is_done| match is_done {
             true => Ok(()),
             false => {

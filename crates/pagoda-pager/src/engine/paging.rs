@@ -18,6 +18,7 @@ mod content;
 mod exec;
 mod io;
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -62,6 +63,8 @@ pub struct Paging {
     started: Instant,
     halted: Option<String>,
     borrow: Option<borrow::Borrow>,
+    /// Faults that were read while the kernel waited for a message to be read.
+    heard: RefCell<VecDeque<Fault>>,
 }
 
 impl Paging {
@@ -87,6 +90,7 @@ impl Paging {
             started: Instant::now(),
             halted: None,
             borrow: loan.map(borrow::Borrow::new),
+            heard: RefCell::default(),
         }
     }
 

@@ -11,7 +11,7 @@ use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{Event, OpId, Pages};
 use pagoda_core::units::{CHUNK_SIZE, ChunkIdx};
 use pagoda_sys::Errno;
-use pagoda_sys::uffd::Fault;
+use pagoda_sys::uffd::{Fault, Resolved};
 
 use super::Paging;
 use crate::engine::broken::Broken;
@@ -70,6 +70,30 @@ impl Paging {
             std::thread::sleep(MOVE_PAUSE);
         }
         Ok(())
+    }
+
+    /// Who moves a part of the VM's memory waits until its message is read, and meanwhile the kernel does nothing else with that
+    /// userfaultfd. The faults that come with it are kept.
+    pub fn hear(&self) {
+        if self.borrow.is_none() {
+            return;
+        }
+        let mut faults = [Fault::default(); pagoda_sys::uffd::FAULTS_PER_READ];
+        for shard in self.space.shards() {
+            while let Ok(count @ 1..) = shard.uffd.read(&mut faults) {
+                self.heard.borrow_mut().extend(&faults[..count]);
+            }
+        }
+    }
+
+    /// A fault that was read so, if there is one.
+    pub fn next_heard(&self) -> Option<Fault> {
+        self.heard.borrow_mut().pop_front()
+    }
+
+    /// There is one.
+    pub fn has_heard(&self) -> bool {
+        !self.heard.borrow().is_empty()
     }
 
     /// What the VMM maps where.
@@ -150,14 +174,13 @@ impl Paging {
     /// Executes `Fence`.
     pub fn fence(&mut self, op: OpId, chunk: ChunkIdx) {
         let location = self.space.locate_chunk(chunk);
-        let epoch = match self.space.uffd(location.addr).protect(location.addr, location.len) {
-            // The clock moves on behind the protection, as behind a zap.
-            Ok(()) => Some(self.shared.advance()),
-            Err(errno) => {
-                tracing::debug!(vm = %self.vm, "write-protect what is borrowed: {errno}");
-                None
-            }
-        };
+        let uffd = self.space.uffd(location.addr);
+        let protected = self.retry(|| Resolved::of(uffd.protect(location.addr, location.len)));
+        // The clock moves on behind the protection, as behind a zap.
+        let epoch = protected.is_all().then(|| self.shared.advance());
+        if epoch.is_none() {
+            tracing::debug!(vm = %self.vm, ?protected, "what is borrowed could not be write-protected");
+        }
         self.push_correction(Event::Fenced { op, epoch });
     }
 
@@ -216,6 +239,11 @@ impl Paging {
             moving.order = order;
         }
         Ok(Some(self.move_packet(moving.chunk, order)))
+    }
+
+    /// This is the order of the move under way, and of none before it.
+    pub fn is_moving(&self, order: u64) -> bool {
+        self.borrow.as_ref().and_then(|borrow| borrow.moving).is_some_and(|moving| moving.order == order)
     }
 
     /// Looks whether this move has been done. True: it was, and the machine hears of it next.
