@@ -243,7 +243,7 @@ fn clones_that_share_survive_their_daemon() -> Result<()> {
         for round in 0..KILLS {
             names.iter().try_for_each(|name| clones.control(name, &guest)?.send("run random passes=1 write=100"))?;
             // The first is squeezed, and so its chunks become its own; the second borrows on.
-            daemon.set_dram_mib("job-1", u64::from(80 - round * 4))?;
+            daemon.set_dram_mib("job-1", u64::from(84 - round * 4))?;
             std::thread::sleep(Duration::from_millis(200 + 130 * u64::from(round)));
             daemon.kill9()?;
             std::thread::sleep(Duration::from_millis(100));
