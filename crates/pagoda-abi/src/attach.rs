@@ -13,8 +13,8 @@
 //! | 1 Fetch | `pagoda run` | token\[16\] | - | Fetched without regions, Refused |
 //! | 2 Fetched | daemon | regions u32, monitor u32 (0/1), len u64 x regions | RAM x regions, monitor socket | - |
 //! | 3 Prepare | shim | token\[16\] | - | Prepared, Refused |
-//! | 4 Prepared | daemon | uffds u32, flags u32 | shared memory, /dev/userfaultfd (if `PREPARED_DEVICE`), table and pool of shared pages (if `PREPARED_SHARING`) | Hello |
-//! | 5 Hello | shim | token\[16\], pid u32, regions u32, uffds u32, {addr u64, len u64} x regions, {region u32, pad u32, offset u64, len u64} x uffds | RAM x regions, uffd x uffds, shared memory, table and pool if they were given | Welcome, Refused |
+//! | 4 Prepared | daemon | uffds u32, flags u32 | shared memory, /dev/userfaultfd (if `PREPARED_DEVICE`), template (if `PREPARED_TEMPLATE`), table and pool of shared pages (if `PREPARED_SHARING`) | Hello |
+//! | 5 Hello | shim | token\[16\], pid u32, regions u32, uffds u32, {addr u64, len u64} x regions, {region u32, pad u32, offset u64, len u64} x uffds | RAM x regions, uffd x uffds, shared memory, table and pool if they were given, template if it was given | Welcome, Refused |
 //! | 6 Welcome | daemon | flags u32 | - | - |
 //! | 7 Refused | daemon | length u32, UTF-8 text | - | - |
 //! | 8 Zap | daemon | seq u64, count u32, pad u32, {addr u64, len u64} x count | - | Zapped |
@@ -33,6 +33,8 @@
 //! | 21 Ram | shim | token\[16\] | - | Fetched without a monitor, Refused |
 //! | 22 Gate | daemon | seq u64, open u32 (0/1) | - | Gated |
 //! | 23 Gated | shim | seq u64, open u32 (0/1) | - | - |
+//! | 24 Own | daemon | order u64, region u32, pad u32, offset u64, len u64 | - | Owned |
+//! | 25 Owned | shim | order u64, errno u32 | - | - |
 //!
 //! A connection starts with Fetch, Ram, Prepare, Hello or Calls. Fetch gives the monitor's socket to the command, Ram the
 //! RAM files to the shim: only a process with the shim in it can have RAM, and only one, once. After Welcome to Hello it is the *agent* connection: the
@@ -42,6 +44,9 @@
 //! While the gate is open, QEMU finds the capability `x-ignore-shared`. It is shut to begin with and whenever the connection
 //! breaks, and the shim says in Gated how it is now. A shim that does not know Gate breaks the connection and comes back: the
 //! daemon takes that for a refusal, and the VM runs on.
+//! A shim that was given a template ([`crate::template`]) has mapped it where it says before it says Hello, and RAM a second time,
+//! without access. Own has it move a part of that second mapping into the template's place, if the order still stands
+//! ([`crate::shared`]); Owned comes when it does so, or does not.
 //! After Welcome to Calls the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
 //!
 //! Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after it
@@ -56,7 +61,7 @@ pub const RANGES_MAX: usize = 128;
 /// Longest text in Refused, in bytes.
 pub const REFUSED_TEXT_MAX: usize = 1024;
 /// File descriptors in one packet.
-pub const FDS_MAX: usize = REGIONS_MAX + UFFDS_MAX + 3;
+pub const FDS_MAX: usize = REGIONS_MAX + UFFDS_MAX + 4;
 
 const MAGIC: [u8; 4] = *b"PGDA";
 const HEADER: usize = 8;
@@ -66,6 +71,8 @@ pub const PREPARED_DEVICE: u32 = 1;
 /// Prepared: the packet's last two fds are the table of shared pages and the pool of its share group, good for nothing but
 /// to be kept and handed over in every Hello.
 pub const PREPARED_SHARING: u32 = 4;
+/// Prepared: the packet carries the template of the VM's snapshot, to be mapped and kept.
+pub const PREPARED_TEMPLATE: u32 = 8;
 /// Prepared and Welcome: map RAM with `MADV_HUGEPAGE`.
 pub const FLAG_HUGE: u32 = 2;
 
@@ -192,6 +199,8 @@ pub enum Packet {
     Ram { token: Token },
     Gate { seq: u64, open: bool },
     Gated { seq: u64, open: bool },
+    Own { order: u64, region: u32, offset: u64, len: u64 },
+    Owned { order: u64, errno: u32 },
 }
 
 /// The text of a refusal, capped at [`REFUSED_TEXT_MAX`] bytes.
@@ -358,6 +367,8 @@ impl Packet {
             Packet::Ram { .. } => 21,
             Packet::Gate { .. } => 22,
             Packet::Gated { .. } => 23,
+            Packet::Own { .. } => 24,
+            Packet::Owned { .. } => 25,
         }
     }
 
@@ -422,7 +433,11 @@ impl Packet {
                 out.u64(*seq);
                 out.u32(u32::from(*open));
             }
-            Packet::Discard { seq, region, offset, len } => {
+            Packet::Owned { order, errno } => {
+                out.u64(*order);
+                out.u32(*errno);
+            }
+            Packet::Discard { seq, region, offset, len } | Packet::Own { order: seq, region, offset, len } => {
                 out.u64(*seq);
                 out.u32(*region);
                 out.u32(0);
@@ -521,6 +536,12 @@ impl Packet {
             21 => Packet::Ram { token: r.token()? },
             22 => Packet::Gate { seq: r.u64()?, open: r.u32()? != 0 },
             23 => Packet::Gated { seq: r.u64()?, open: r.u32()? != 0 },
+            24 => {
+                let (order, region) = (r.u64()?, r.u32()?);
+                r.u32()?;
+                Packet::Own { order, region, offset: r.u64()?, len: r.u64()? }
+            }
+            25 => Packet::Owned { order: r.u64()?, errno: r.u32()? },
             _ => return Err(DecodeError::Value),
         })
     }
@@ -568,6 +589,8 @@ mod tests {
             Packet::Ram { token },
             Packet::Gate { seq: 15, open: true },
             Packet::Gated { seq: 15, open: false },
+            Packet::Own { order: 16, region: 1, offset: 1 << 20, len: 1 << 20 },
+            Packet::Owned { order: 16, errno: 12 },
         ]
     }
 

@@ -3,12 +3,14 @@
 //! * [`attach`]: packets on the attach socket (shim and `pagoda run` to the daemon).
 //! * [`shared`]: the page table's companion in shared memory, one per VM. It outlives the daemon,
 //!   because the shim keeps it mapped.
+//! * [`template`]: the memory that clones of a snapshot read.
 //!
 //! Nothing here does I/O or knows policy. Every number that crosses a process boundary is little-endian and has a
 //! cap; a reader that meets an unknown version refuses, it never guesses.
 
 pub mod attach;
 pub mod shared;
+pub mod template;
 
 /// Version of everything in this crate. A shim and a daemon of different versions refuse each other, except
 /// that a daemon accepts every version from [`ABI_VERSION_OLDEST`] on, so it can be upgraded under running VMs.

@@ -45,6 +45,15 @@
 //! a wake-up for each page of a balloon. Before the daemon looks at RAM it takes that back ([`Shared::take_punches`]) and
 //! waits for the punches under way. One it did not wait for long enough is repeated by way of the daemon.
 
+//!
+//! # Moves
+//!
+//! A part of RAM takes the template's place in one mremap(2), which a thread of the shim does when the daemon orders it. The
+//! daemon may die between the two, and the next one lets the guest write to the template's pages: a move that came after that
+//! would bring the guest's memory back to what it was. So each order has a number that is given once in the VM's life, and is
+//! carried out only while it stands here ([`Shared::begin_move`]). A new daemon takes it back ([`Shared::take_back_move`]), or
+//! waits until it is done.
+
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Direct I/Os that can be in flight and tracked: QEMU's libaio context has 1024 requests, its thread pool 64
@@ -85,6 +94,10 @@ pub struct Shared {
     pub let_run: AtomicU64,
     /// [`ENDED`] and the exit status, once the VMM ends by exit(3). It is in what older shims and daemons leave zero.
     pub ended: AtomicU64,
+    /// Orders of moves that there have been. It is in what older shims and daemons leave zero, and so is what follows.
+    pub moves: AtomicU64,
+    /// The order that stands: its number doubled, and 1 more while it is carried out. 0: none.
+    pub moving: AtomicU64,
 }
 
 /// Marks an exit status that was noted.
@@ -211,6 +224,33 @@ impl Shared {
         (ended & !u64::from(u32::MAX) == ENDED).then_some(ended as u32 as i32)
     }
 
+    /// The daemon's side: from now on one move may be done, and no other. Its number.
+    pub fn order_move(&self) -> u64 {
+        let order = self.moves.fetch_add(1, Ordering::SeqCst) + 1;
+        self.moving.store(order << 1, Ordering::SeqCst);
+        order
+    }
+
+    /// The shim's side: whether this order still stands. If so it is carried out now, and [`Shared::end_move`] follows.
+    pub fn begin_move(&self, order: u64) -> bool {
+        let standing = order << 1;
+        self.moving.compare_exchange(standing, standing | 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// The shim's side: it has been carried out, or could not be.
+    pub fn end_move(&self) {
+        self.moving.store(0, Ordering::SeqCst);
+    }
+
+    /// The daemon's side: no order stands any more. False: one is being carried out, and is to be waited for.
+    pub fn take_back_move(&self) -> bool {
+        let standing = self.moving.load(Ordering::SeqCst);
+        if standing & 1 == 1 {
+            return false;
+        }
+        self.moving.compare_exchange(standing, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
     /// The daemon's side: this image of the VM is lost, whatever its files say.
     pub fn mark_lost_image(&self, image: u128) {
         self.intents[PAGE_INTENTS].declare(NO_CHUNK, [image as u64, (image >> 64) as u64, 0, 0]);
@@ -280,6 +320,8 @@ mod tests {
             punched: AtomicU64::new(0),
             let_run: AtomicU64::new(0),
             ended: AtomicU64::new(0),
+            moves: AtomicU64::new(0),
+            moving: AtomicU64::new(0),
         })
     }
 
@@ -334,6 +376,24 @@ mod tests {
         intent.declare(7, [1, 2, 3, 4]);
         shared.unmark_lost_image();
         assert_eq!((shared.lost_image(), intent.read()), (None, Some((7, [1, 2, 3, 4]))));
+    }
+
+    #[test]
+    fn a_move_is_done_only_while_its_order_stands() {
+        let shared = shared();
+        assert!(shared.take_back_move(), "there is none");
+        let first = shared.order_move();
+        assert!(!shared.begin_move(first + 1) && shared.begin_move(first));
+        assert!(!shared.begin_move(first), "once");
+        assert!(!shared.take_back_move(), "it is being carried out");
+        shared.end_move();
+        assert!(shared.take_back_move() && !shared.begin_move(first));
+        let second = shared.order_move();
+        assert!(second > first && shared.take_back_move());
+        assert!(!shared.begin_move(second), "another daemon has taken it back");
+        // It takes no more room than older shims map: their memory is whole pages.
+        let before = size_of::<Shared>() - 3 * size_of::<AtomicU64>();
+        assert_eq!(size_of::<Shared>().div_ceil(4096), before.div_ceil(4096));
     }
 
     #[test]

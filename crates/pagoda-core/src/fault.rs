@@ -16,6 +16,9 @@
 //! | 1 | 0 | 0 | any | in the RAM file; what swap holds is outdated |
 //! | 1 | 1 | 0 | any | in the RAM file, and swap equals it (a hole equals zeros) |
 //!
+//! Of a *borrowed* chunk none of these is true: the VMM reads it in a template, and what it has written there is *private*
+//! (`borrow.rs`).
+//!
 //! A clean page is mapped write-protected or not at all; its first write is a fault that ends its cleanness. So is a *frozen*
 //! page, whose content an image owns (`image.rs`).
 //!
@@ -32,6 +35,8 @@
 //!   bring old bytes back.
 //! * **Image**: nobody writes -> protect -> frozen. **A frozen page**: its content is in memory -> preserve -> only then let it
 //!   be written, or dropped. One that only a block has is read first; if it changed meanwhile, the read is not used.
+//! * **Own**: protect the borrowed chunk as a whole -> every direct I/O in flight began after that, and nobody has written
+//!   to it since -> what differs from the template goes into the RAM file -> the RAM file is mapped in its place.
 //! * Every message may be stale. The state decides, never the message.
 //!
 //! A punch that was asked for cannot be taken back: faults on its pages wait for its end.
@@ -43,6 +48,7 @@
 
 mod action;
 mod background;
+mod borrow;
 mod complete;
 mod curve;
 mod discard;
@@ -64,7 +70,7 @@ pub use action::{
 };
 pub use headroom::{headroom_at, headroom_max, page_out_leaves};
 pub use machine::{Config, Machine, PageInPolicy, Replacement};
-pub use ops::{FILLS_MAX, KEEPS_MAX, OPS_MAX, OUTS_MAX, ZAP_BATCH};
+pub use ops::{FILLS_MAX, KEEPS_MAX, OPS_MAX, OUTS_MAX, OWNS_MAX, ZAP_BATCH};
 pub use state::share::Sharing;
 pub use table::Located;
 pub use watch::WATCH_ZAP_BATCH;

@@ -48,6 +48,7 @@ catalogue! {
     FaultsSwapChunk "faults_swap_chunk" Counter "" "Faults answered by reading a whole chunk from swap.";
     FaultsJoined "faults_joined" Counter "" "Faults on a page that was already being read.";
     FaultsWriteProtect "faults_write_protect" Counter "" "First writes to a clean page.";
+    FaultsBorrowed "faults_borrowed" Counter "" "First writes to a page that the VM shares with other clones.";
     FaultsCancel "faults_cancel" Counter "" "Faults on a page that was being written out, which stays.";
     FaultsWaited "faults_waited" Counter "" "Faults that had to wait for room in DRAM.";
     PagesIn "pages_in" Counter "pages" "Pages read from swap.";
@@ -73,6 +74,8 @@ catalogue! {
     PagesCopiedBack "share_copied_back_pages" Counter "pages" "Shared pages that became the VM's own again.";
     ShareCollisions "share_collisions" Counter "" "Pages with the hash of a frame and another content.";
     ShareCpu "share_cpu_us" Counter "" "Microseconds of processor time spent looking for equal pages.";
+    OwnedChunks "owned_chunks" Counter "chunks" "Chunks that became the VM's own, which clones of its snapshot shared.";
+    OwnsGivenUp "owns_given_up" Counter "" "Times a chunk did not become the VM's own, because it was written just then.";
     RemoteIn "remote_in_pages" Counter "pages" "Pages read from the pool.";
     RemoteOut "remote_out_pages" Counter "pages" "Pages written to the pool.";
     RemoteDeclined "remote_declined_pages" Counter "pages" "Pages that the pool did not take, or not in time: swap did.";
@@ -83,6 +86,9 @@ catalogue! {
     Shared "shared_pages" Gauge "pages" "Pages whose content is a frame of the share group.";
     SharedPart "shared_part_pages" Gauge "pages" "The VM's part of these frames; the rest of shared pages is saved.";
     ShareBurst "share_burst_pages" Gauge "pages" "Most pages copied back between two counts of the part, a second apart.";
+    Borrowed "borrowed_pages" Gauge "pages" "Pages that the VM reads where all clones of its snapshot read them.";
+    BorrowedChunks "borrowed_chunks" Gauge "chunks" "Chunks that the VM reads there, but for what it has written.";
+    PrivatePages "private_pages" Gauge "pages" "Pages of such chunks that it has written, and so has alone.";
     Limit "dram_limit_pages" Gauge "pages" "Hard cap of the VM's DRAM.";
     Waiting "waiting_faults" Gauge "" "Faults waiting for room in DRAM.";
     InFlight "in_flight_ops" Gauge "" "Reads, page-outs and zaps under way.";
@@ -94,7 +100,7 @@ catalogue! {
 pub const METRICS: usize = CATALOGUE.len();
 
 /// The causes a fault can have.
-pub const FAULT_CAUSES: [Metric; 9] = [
+pub const FAULT_CAUSES: [Metric; 10] = [
     Metric::FaultsMinor,
     Metric::FaultsZero,
     Metric::FaultsShared,
@@ -102,6 +108,7 @@ pub const FAULT_CAUSES: [Metric; 9] = [
     Metric::FaultsSwapChunk,
     Metric::FaultsJoined,
     Metric::FaultsWriteProtect,
+    Metric::FaultsBorrowed,
     Metric::FaultsCancel,
     Metric::FaultsWaited,
 ];

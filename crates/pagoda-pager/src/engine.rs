@@ -18,6 +18,7 @@ mod imager;
 mod imaging;
 mod link;
 mod messages;
+mod owning;
 mod paging;
 mod parts;
 mod sampler;
@@ -60,8 +61,14 @@ const RING_ENTRIES: u32 = 1024;
 /// Causes that say, as a hit of read-ahead does, that chunks come in beside the thread that faults, or have to leave for it.
 const SIGNS_OF_STREAM: [Metric; 3] = [Metric::FaultsSwapChunk, Metric::FaultsJoined, Metric::FaultsWaited];
 /// Causes whose faults are answered by the actions of their own event.
-const ANSWERED_AT_ONCE: [Metric; 5] =
-    [Metric::FaultsMinor, Metric::FaultsZero, Metric::FaultsShared, Metric::FaultsWriteProtect, Metric::FaultsCancel];
+const ANSWERED_AT_ONCE: [Metric; 6] = [
+    Metric::FaultsMinor,
+    Metric::FaultsZero,
+    Metric::FaultsShared,
+    Metric::FaultsWriteProtect,
+    Metric::FaultsBorrowed,
+    Metric::FaultsCancel,
+];
 /// How often time-driven work is looked at while something is under way.
 const TICK_BUSY: Duration = Duration::from_millis(100);
 /// The same for a VM that does nothing: heat is sampled at this rate, and an idle VM costs this many wake-ups.
@@ -121,6 +128,7 @@ impl Engine {
                     }
                 }
             }
+            self.read_heard();
             for &(source, result, more) in &ready {
                 self.handle(source, result, more);
             }
@@ -171,8 +179,8 @@ impl Engine {
         let machine = self.paging.machine();
         let scan_wait = || self.sharer.scan_wait(&self.paging, TICK_BUSY);
         let wait = match () {
-            () if self.paging.can_write() || self.can_look() => Duration::ZERO,
-            () if machine.is_pin_blocked() || machine.is_copying_back() => TICK_PIN,
+            () if self.paging.can_write() || self.can_look() || self.paging.has_heard() => Duration::ZERO,
+            () if machine.is_pin_blocked() || machine.is_owning_paused() || machine.is_copying_back() => TICK_PIN,
             () if machine.is_busy() => TICK_BUSY.min(scan_wait()),
             () => TICK_IDLE.min(scan_wait()),
         };
@@ -234,6 +242,14 @@ impl Engine {
                 return;
             }
             let _ = self.ring.submit();
+        }
+    }
+
+    /// Faults that came while something else was waited for.
+    fn read_heard(&mut self) {
+        while let Some(fault) = self.paging.next_heard() {
+            self.fault_at = Instant::now();
+            self.fault(&fault);
         }
     }
 
@@ -337,6 +353,11 @@ impl Engine {
             Action::RamPunch { pages } => paging.ram_punch(pages)?,
             Action::Zap { op } => self.zap(op)?,
             Action::ZapPages { ticket } => self.zap_pages(Asked::Watch { ticket, at: Instant::now() })?,
+            Action::Fence { op, chunk } => paging.fence(op, chunk),
+            Action::Own { op, chunk } => {
+                paging.begin_own(op, chunk);
+                self.go_on_owning()?;
+            }
             Action::Share { op, chunk, pages } => self.sharer.share_pages(op, chunk, pages, paging, ring)?,
             Action::DiscardDone { token } => self.link.calls.complete_discard(ring, token),
             Action::Arm => self.begin_to_arm()?,

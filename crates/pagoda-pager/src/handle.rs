@@ -32,6 +32,8 @@ pub enum Command {
     SetMin(PageCount),
     /// The cause of a stall is gone.
     Continue,
+    /// Every chunk that the VM borrows of its snapshot becomes its own, so that the template is needed no more.
+    OwnAll,
     /// Never evict from now on.
     Pin(String),
     /// The shim's agent is back on a new connection.

@@ -7,6 +7,7 @@
 //! * [`share`]: share groups, whose VMs have equal pages in frames.
 //! * [`handle`]: how the rest of the daemon talks to an engine.
 //! * [`image`]: what both agree on about an image.
+//! * [`loan`]: what the VM borrows of its snapshot's template.
 //! * [`latency`]: how long faults took.
 //! * [`poll`]: waits for the end of a page-in without sleeping.
 //!
@@ -19,6 +20,7 @@ mod follow;
 pub mod handle;
 pub mod image;
 pub mod latency;
+pub mod loan;
 pub mod poll;
 mod recover;
 pub mod share;

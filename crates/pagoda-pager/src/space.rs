@@ -34,6 +34,13 @@ pub struct Shard {
     pub uffd: Uffd,
 }
 
+impl Shard {
+    /// It has the faults at this address.
+    pub fn covers(&self, addr: u64) -> bool {
+        addr >= self.addr && addr - self.addr < self.len
+    }
+}
+
 /// All of a VM's RAM.
 #[derive(Debug)]
 pub struct Space {
@@ -177,7 +184,7 @@ impl Space {
 
     /// The userfaultfd of an address.
     pub fn uffd(&self, addr: u64) -> &Uffd {
-        let shard = self.shards.iter().find(|shard| addr >= shard.addr && addr - shard.addr < shard.len);
+        let shard = self.shards.iter().find(|shard| shard.covers(addr));
         &shard.expect("addresses come from the regions, which the shards cover").uffd
     }
 

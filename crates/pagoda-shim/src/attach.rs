@@ -9,7 +9,9 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use pagoda_abi::attach::{FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region, Shard};
+use pagoda_abi::attach::{
+    FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, PREPARED_TEMPLATE, Packet, Region, Shard,
+};
 use pagoda_abi::shared::{SHARED_MAGIC, Shared};
 use pagoda_abi::{REGION_ALIGN, REGIONS_MAX, UFFDS_MAX};
 
@@ -17,7 +19,7 @@ use crate::attachment::{Attachment, attachment, hello, keep, receive_patiently};
 use crate::config::{Config, duplicate};
 use crate::link::{self, Broken, Fds};
 use crate::say::give_up;
-use crate::{agent, clock, end, folios, ram, real};
+use crate::{agent, borrow, clock, end, folios, ram, real};
 
 /// How long the daemon may be unreachable when a VM starts; longer than its own restart takes.
 const REACH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -88,6 +90,8 @@ struct Prepared {
     /// To make them with.
     device: Option<c_int>,
     shared: c_int,
+    /// What the VM borrows of its snapshot, to be mapped and kept.
+    template: Option<c_int>,
     /// Table and pool of shared pages, to be kept.
     kept: Option<[c_int; 2]>,
 }
@@ -98,8 +102,10 @@ fn prepared(link: c_int, flags: &mut u32) -> Result<Prepared, Broken> {
         (Packet::Prepared { uffds, flags: given }, [shared, rest @ ..]) => {
             *flags |= given;
             let device = rest.first().copied().filter(|_| given & PREPARED_DEVICE != 0);
+            let next = usize::from(device.is_some());
+            let template = rest.get(next).copied().filter(|_| given & PREPARED_TEMPLATE != 0);
             let kept = rest.last_chunk().copied().filter(|_| given & PREPARED_SHARING != 0);
-            Ok(Prepared { uffds: uffds as usize, device, shared: *shared, kept })
+            Ok(Prepared { uffds: uffds as usize, device, shared: *shared, template, kept })
         }
         (Packet::Refused { text }, _) => give_up(format_args!("attach refused: {}", text.as_str())),
         _ => Err(Broken::Nonsense(pagoda_abi::attach::DecodeError::Value)),
@@ -108,7 +114,7 @@ fn prepared(link: c_int, flags: &mut u32) -> Result<Prepared, Broken> {
 
 /// Makes everything a Hello hands over.
 fn make(config: &Config, prepared: Prepared) -> Attachment {
-    let Prepared { uffds, device, shared, kept } = prepared;
+    let Prepared { uffds, device, shared, template, kept } = prepared;
     let mut regions: List<Region, REGIONS_MAX> = List::default();
     let mut fds = Fds::default();
     for (index, file) in config.ram().iter().enumerate() {
@@ -139,6 +145,11 @@ fn make(config: &Config, prepared: Prepared) -> Attachment {
     fds.push(shared);
     for file in kept.into_iter().flatten() {
         fds.push(duplicate_and_close(file).unwrap_or_else(|| no_descriptor()));
+    }
+    if let Some(template) = template {
+        let template = duplicate_and_close(template).unwrap_or_else(|| no_descriptor());
+        borrow::map(config, template);
+        fds.push(template);
     }
     let pid = std::process::id();
     Attachment { hello: Packet::Hello { token: config.name.token, pid, regions, shards }, fds }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use pagoda_abi::attach::{ForeignReason, Packet};
 
-use crate::link;
+use crate::{borrow, clock, link};
 
 const REASONS: [ForeignReason; 4] =
     [ForeignReason::RamFdSent, ForeignReason::DmaMapped, ForeignReason::FixedBuffers, ForeignReason::UntrackedIo];
@@ -31,23 +31,45 @@ pub fn report(reason: ForeignReason) -> bool {
         return false;
     }
     let first = REPORTED.fetch_or(bit(reason), Ordering::SeqCst) & bit(reason) == 0;
-    let link = LINK.load(Ordering::SeqCst);
-    if link >= 0 {
-        // If the daemon is away, `connected` sends it to the next one: the bit was set before the link was looked at.
-        let _ = link::send(link, &Packet::Foreign { reason }, &[]);
+    if first && reason == ForeignReason::UntrackedIo && borrow::is_given() {
+        // For ever, and for every daemon: nothing that is borrowed may be moved, because it has no other copy. What is in the RAM
+        // file stays there without this.
+        if let Some(shared) = clock::shared() {
+            shared.untracked.fetch_add(1, Ordering::SeqCst);
+        }
     }
+    // If the daemon is away, `connected` sends it to the next one: the bit was set before the link is looked at.
+    say(&Packet::Foreign { reason });
     first
 }
 
 /// Reports a reason and waits until the daemon has brought all of RAM back for good. A daemon that is away is waited for,
 /// as by a thread that faults; a VM that was never handed over has nothing to wait for.
 pub fn report_and_wait(reason: ForeignReason) {
-    if REPORTED.load(Ordering::Relaxed) & bit(reason) != 0 {
+    // Another thread may have reported it, and wait still.
+    if REPORTED.load(Ordering::Relaxed) & bit(reason) != 0 && !borrow::is_any_lent() {
         return;
     }
     report(reason);
     if let (Some(config), Some(_)) = (crate::config::config(), crate::attachment::attachment()) {
         crate::calls::wait_until_resident(config, reason);
+    }
+}
+
+/// Reports that RAM is to be pinned for long. What is borrowed cannot be moved from then on, so that is waited for.
+pub fn report_pins(reason: ForeignReason) {
+    if borrow::is_any_lent() {
+        report_and_wait(reason);
+    } else {
+        report(reason);
+    }
+}
+
+/// Says something to the daemon, if it is there.
+pub fn say(packet: &Packet) {
+    let link = LINK.load(Ordering::SeqCst);
+    if link >= 0 {
+        let _ = link::send(link, packet, &[]);
     }
 }
 

@@ -9,6 +9,7 @@
 //! * it keeps the clock of direct I/O ([`clock`]), without which a disk would write into pages that are gone;
 //! * it turns "these pages are free" into a message ([`calls`]), and tells when somebody else gets at RAM
 //!   ([`foreign`]);
+//! * it maps what a clone borrows, and moves RAM there when it is the clone's own ([`borrow`]);
 //! * it keeps QEMU from leaving RAM out of a migration ([`gate`]);
 //! * it notes that the VMM ends by itself, and was not killed ([`end`]).
 //!
@@ -40,6 +41,7 @@
 mod agent;
 mod attach;
 mod attachment;
+mod borrow;
 mod calls;
 mod clock;
 mod config;

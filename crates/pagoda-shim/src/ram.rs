@@ -8,14 +8,18 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use pagoda_abi::attach::Range;
 use pagoda_abi::{PAGE_SIZE, REGIONS_MAX};
 
-use crate::real;
+use crate::{borrow, real};
 
 /// Most elements of an iovec array (`UIO_MAXIOV`): the kernel refuses longer ones unread.
 const IOV_MAX: usize = 1024;
+
+/// Between two looks whether a move is over, for which a thread that unmaps RAM waits.
+const MOVE_PAUSE: Duration = Duration::from_millis(1);
 
 struct Mapping {
     /// 0: not mapped.
@@ -31,6 +35,19 @@ static LAYOUT: Mutex<()> = Mutex::new(());
 
 fn lock_layout() -> MutexGuard<'static, ()> {
     LAYOUT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same when nothing is being moved. That may wait for a daemon that is away, which needs the agent, which needs the lock: so
+/// it is not held meanwhile.
+fn lock_layout_at_rest() -> MutexGuard<'static, ()> {
+    loop {
+        let layout = lock_layout();
+        if !borrow::is_moving() {
+            return layout;
+        }
+        drop(layout);
+        std::thread::sleep(MOVE_PAUSE);
+    }
 }
 
 /// Region `index` is now mapped at `addr`.
@@ -82,13 +99,24 @@ pub unsafe fn any_overlaps(iov: *const libc::iovec, count: usize) -> bool {
     buffers.iter().any(|buffer| overlaps(buffer.iov_base as usize, buffer.iov_len))
 }
 
+/// Runs `work` if a region is mapped, which it is until then. Its address.
+pub fn while_mapped(region: usize, work: impl FnOnce()) -> Option<usize> {
+    let _layout = lock_layout();
+    let (addr, _) = mapping(region)?;
+    work();
+    Some(addr)
+}
+
 /// Runs `work` if every range consists of whole pages of guest RAM, and keeps RAM mapped meanwhile.
 pub fn pinned<R>(ranges: &[Range], work: impl FnOnce() -> R) -> Option<R> {
     let _layout = lock_layout();
     let page = PAGE_SIZE as u64;
     let inside = |range: &Range| {
         let whole = range.addr.is_multiple_of(page) && range.len.is_multiple_of(page) && range.len > 0;
-        whole && overlap(range.addr as usize, range.len as usize).is_some_and(|(_, _, len)| len as u64 == range.len)
+        // What is borrowed has pages that are in no file.
+        let is_ram =
+            overlap(range.addr as usize, range.len as usize).is_some_and(|(_, _, len)| len as u64 == range.len);
+        whole && is_ram && !borrow::is_lent(range.addr as usize, range.len as usize)
     };
     ranges.iter().all(inside).then(work)
 }
@@ -100,7 +128,7 @@ pub fn for_each_mapping(mut work: impl FnMut(usize, usize)) {
 
 /// Runs `work`, which ends the mapping of this range, with the regions in it forgotten.
 pub fn forget<R>(addr: usize, len: usize, work: impl FnOnce() -> R) -> R {
-    let _layout = lock_layout();
+    let _layout = lock_layout_at_rest();
     while let Some((index, ..)) = overlap(addr, len) {
         MAPPINGS[index].addr.store(0, Ordering::SeqCst);
     }

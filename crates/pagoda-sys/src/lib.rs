@@ -8,6 +8,8 @@
 //! | [`ring`] | io_uring: disk I/O into RAM and bounce buffers, polling |
 //! | [`socket`] | attach socket, fd passing, the memory shared with the shim |
 //! | [`pagemap`] | which pages of a process are mapped |
+//! | [`template`] | memory that clones of a snapshot read, and nobody can change |
+//! | [`peek`] | what another process maps and holds |
 //! | [`process`] | processes seen through /proc, wake-ups, limits |
 //! | [`host`] | kernel settings and the start-up self-test |
 //! | `allocations` | what a thread allocates, for tests (feature `test-kit`) |
@@ -23,11 +25,13 @@ pub mod allocations;
 pub mod guest;
 pub mod host;
 pub mod pagemap;
+pub mod peek;
 pub mod process;
 pub mod ram;
 pub mod ring;
 pub mod socket;
 pub mod swapfile;
+pub mod template;
 #[cfg(test)]
 mod testing;
 #[cfg(feature = "test-kit")]

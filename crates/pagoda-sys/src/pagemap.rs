@@ -11,6 +11,15 @@ use crate::PAGE_SIZE;
 const ENTRY: u64 = 8;
 /// "Bit 63: page present".
 const PRESENT: u64 = 1 << 63;
+/// "Bit 62: page swapped", "Bit 61: page is file-page or shared-anon".
+const SWAPPED: u64 = 1 << 62;
+const OF_FILE: u64 = 1 << 61;
+/// "Bits 0-4: swap type if swapped". A mark of write-protection of a page that is not mapped looks like a swapped page of the
+/// last type; files and partitions have the first ones (`MAX_SWAPFILES` of linux/swap.h is below this).
+const SWAP_TYPE: u64 = 0x1f;
+const MARK: u64 = 0x1f;
+/// "Bits 0-54": zero for who may not see them.
+const FRAME: u64 = (1 << 55) - 1;
 /// `PAGEMAP_SCAN`, `_IOWR('f', 16, struct pm_scan_arg)` (linux/fs.h): Linux 6.7.
 const SCAN: u64 = 0xc060_6610;
 /// `PAGE_IS_PRESENT` and `PAGE_IS_HUGE`.
@@ -46,6 +55,24 @@ pub enum Mapped {
     Huge,
 }
 
+/// What the page table says of one page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entry(u64);
+
+impl Entry {
+    /// It is, or may be, a page of the process's own and of no file. One that is swapped out and one that is only marked as
+    /// protected can be told apart by who sees page frames (`CAP_SYS_ADMIN`); for others the mark is taken for what it is most
+    /// likely to be.
+    pub fn is_anonymous(self) -> bool {
+        let is_mark = self.0 & FRAME == 0 || self.0 & SWAP_TYPE == MARK;
+        match self.0 & (PRESENT | SWAPPED) {
+            PRESENT => self.0 & OF_FILE == 0,
+            SWAPPED => !is_mark,
+            _ => false,
+        }
+    }
+}
+
 /// The page tables of one process. After its end every look fails or finds nothing.
 #[derive(Debug)]
 pub struct Pagemap {
@@ -73,6 +100,22 @@ impl Pagemap {
 }
 
 impl Pagemap {
+    /// Entries of pages that follow one another, from this address on.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub fn read(&self, addr: u64, out: &mut [Entry]) -> io::Result<()> {
+        let mut bytes = [0; 256 * ENTRY as usize];
+        for (part, out) in (0..).zip(out.chunks_mut(256)) {
+            let bytes = &mut bytes[..out.len() * ENTRY as usize];
+            self.file.read_exact_at(bytes, (addr / PAGE_SIZE as u64 + part * 256) * ENTRY)?;
+            for (entry, bytes) in out.iter_mut().zip(bytes.chunks_exact(ENTRY as usize)) {
+                *entry = Entry(u64::from_ne_bytes(bytes.try_into().unwrap_or_default()));
+            }
+        }
+        Ok(())
+    }
+
     /// How the pages of a range are mapped.
     ///
     /// # Errors
@@ -115,6 +158,24 @@ mod tests {
         assert!(!pagemap.is_present(at).expect("look"), "zeroed memory comes from mmap(2) untouched");
         memory[40 << 20] = 1;
         assert!(pagemap.is_present(at).expect("look"));
+    }
+
+    #[test]
+    fn which_pages_are_the_processs_own() {
+        // Seen on Linux 6.18, of a private mapping of a memfd that is protected by a userfaultfd.
+        let table = [
+            (0x4200_0000_0000_003f, false, "marked as protected, and not mapped"),
+            (0x4200_0000_0000_0000, false, "the same without the right to see page frames"),
+            (0xa300_0000_0012_ade1, false, "read"),
+            (0x8300_0000_0028_fde7, true, "copied and protected"),
+            (0x8100_0000_0018_7151, true, "written"),
+            (0x4100_0000_0000_0020, true, "swapped out"),
+            (0x4200_0000_0000_0021, true, "swapped out and protected"),
+            (0, false, "nothing"),
+        ];
+        for (entry, expected, what) in table {
+            assert_eq!(Entry(entry).is_anonymous(), expected, "{what}");
+        }
     }
 
     #[test]

@@ -61,6 +61,13 @@ pub struct Fault {
     pub tid: u32,
 }
 
+/// What one read(2) brought.
+#[derive(Clone, Copy, Default)]
+struct Got {
+    faults: usize,
+    messages: usize,
+}
+
 /// How far an operation over a range got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolved {
@@ -76,6 +83,14 @@ pub enum Resolved {
 }
 
 impl Resolved {
+    /// Of an operation that is done as a whole or not at all.
+    pub fn of(result: Result<(), Errno>) -> Resolved {
+        match result {
+            Ok(()) => Resolved::All,
+            Err(errno) => Resolved::Partial { bytes: 0, errno },
+        }
+    }
+
     /// Everything is done.
     pub fn is_all(self) -> bool {
         self == Resolved::All
@@ -163,7 +178,7 @@ impl Uffd {
         self.fd.as_fd()
     }
 
-    /// Events read that were no page faults. Pagoda asks for none, so a number here is the shim's mistake.
+    /// Events read that were neither page faults nor moves. Pagoda asks for none, so a number here is the shim's mistake.
     pub fn ignored(&self) -> u64 {
         self.ignored.load(Ordering::Relaxed)
     }
@@ -174,10 +189,22 @@ impl Uffd {
     /// # Errors
     /// [`UffdError::Features`] on an old kernel; the userfaultfd is then of no use.
     pub fn enable(&self) -> Result<(), UffdError> {
+        self.enable_with(0)
+    }
+
+    /// The same where ranges will be moved: they stay registered. Whoever moves one waits until [`Uffd::read`] has been called.
+    ///
+    /// # Errors
+    /// As [`Uffd::enable`].
+    pub fn enable_with_moves(&self) -> Result<(), UffdError> {
+        self.enable_with(kernel::FEATURE_EVENT_REMAP)
+    }
+
+    fn enable_with(&self, more: u64) -> Result<(), UffdError> {
         if self.is_enabled()? {
             return Ok(());
         }
-        let wanted = FEATURES.iter().fold(0, |bits, (bit, ..)| bits | bit);
+        let wanted = more | FEATURES.iter().fold(0, |bits, (bit, ..)| bits | bit);
         let mut api = UffdioApi { api: kernel::API, features: wanted, ioctls: 0 };
         match self.ioctl(kernel::UFFDIO_API, &mut api) {
             Ok(()) => Ok(()),
@@ -211,6 +238,17 @@ impl Uffd {
         self.ioctl(kernel::UFFDIO_REGISTER, &mut register)
     }
 
+    /// The same for a range that maps a template privately: its pages are mapped without a report, and what is reported are
+    /// writes, once they are protected, and pages that the template lacks.
+    ///
+    /// # Errors
+    /// As [`Uffd::register`].
+    pub fn register_private(&self, addr: u64, len: u64) -> Result<(), Errno> {
+        let mode = kernel::REGISTER_MISSING | kernel::REGISTER_WP;
+        let mut register = UffdioRegister { range: UffdioRange { start: addr, len }, mode, ioctls: 0 };
+        self.ioctl(kernel::UFFDIO_REGISTER, &mut register)
+    }
+
     /// Leaves the faults of a range to the kernel again, and wakes who waits there.
     ///
     /// # Errors
@@ -224,22 +262,38 @@ impl Uffd {
     /// # Errors
     /// The error of read(2); EINVAL if the userfaultfd is not enabled.
     pub fn read(&self, out: &mut [Fault]) -> std::io::Result<usize> {
-        let mut messages = [UffdMsg::default(); FAULTS_PER_READ];
-        let wanted = out.len().min(FAULTS_PER_READ) * size_of::<UffdMsg>();
-        if wanted == 0 {
-            return Ok(0);
+        let mut count = 0;
+        // Other messages than faults leave room: more faults may wait behind them, and nobody is told of those again.
+        while count < out.len() {
+            let (got, asked) = self.read_some(&mut out[count..])?;
+            count += got.faults;
+            if got.messages < asked {
+                break;
+            }
         }
+        Ok(count)
+    }
+
+    /// One read(2): what came, and how many messages it could have been.
+    fn read_some(&self, out: &mut [Fault]) -> std::io::Result<(Got, usize)> {
+        let mut messages = [UffdMsg::default(); FAULTS_PER_READ];
+        let asked = out.len().min(FAULTS_PER_READ);
+        let wanted = asked * size_of::<UffdMsg>();
         // SAFETY: read(2) needs `wanted` writable bytes at the pointer: `messages` has at least as many, and any bytes
         // are a valid `UffdMsg`, which has only integers.
         let got = unsafe { libc::read(self.fd.as_raw_fd(), messages.as_mut_ptr().cast(), wanted) };
         if got < 0 {
             return match crate::errno() {
-                Errno::AGAIN | Errno::INTR => Ok(0),
+                Errno::AGAIN | Errno::INTR => Ok((Got::default(), asked)),
                 errno => Err(errno.into()),
             };
         }
+        let came = got as usize / size_of::<UffdMsg>();
         let mut count = 0;
-        for message in &messages[..got as usize / size_of::<UffdMsg>()] {
+        for message in &messages[..came] {
+            if message.event == kernel::EVENT_REMAP {
+                continue;
+            }
             if message.event != kernel::EVENT_PAGEFAULT {
                 self.ignored.fetch_add(1, Ordering::Relaxed);
                 continue;
@@ -253,7 +307,7 @@ impl Uffd {
             };
             count += 1;
         }
-        Ok(count)
+        Ok((Got { faults: count, messages: came }, asked))
     }
 
     /// Fills absent pages from `src`, maps them and wakes who waits. EEXIST where the RAM file has a page.

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use pagoda_abi::Token;
 use pagoda_abi::attach::{
-    FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, Packet, Region as WireRegion, Shard as WireShard, Text,
+    FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, PREPARED_TEMPLATE, Packet, Region as WireRegion,
+    Shard as WireShard, Text,
 };
 use pagoda_api::types::VmKind;
 use pagoda_api::{in_full, with_advice};
@@ -24,14 +25,17 @@ use pagoda_core::units::ChunkCount;
 use pagoda_image::ImageId;
 use pagoda_pager::engine::{self, Origin, Parts};
 use pagoda_pager::handle::{Command, Handle, Inbox, channel_pair};
+use pagoda_pager::loan::Loan;
 use pagoda_pager::space::{Region, Shard, Space};
 use pagoda_pager::tier::image::ImageTier;
 use pagoda_pager::tier::{Stack, Tier};
 use pagoda_sys::host::FolioSize;
+use pagoda_sys::peek::Memory;
 use pagoda_sys::process;
 use pagoda_sys::ram::{LargeFolios, RamFile};
 use pagoda_sys::socket::{Connection, Listener, Peer, Received, SharedMap};
 use pagoda_sys::swapfile::{Reserve, SwapFile};
+use pagoda_sys::template::Template;
 use pagoda_sys::uffd::{self, Uffd};
 
 use self::handshakes::Handshakes;
@@ -215,10 +219,15 @@ fn prepare(connection: &Connection, registry: &Registry, token: Token, peer: Pee
     let shared = SharedMap::create()?;
     let kept = registry.prepare_sharing(&name)?;
     let device = uffd::open_device().ok();
+    let template = registry.lock().get(&name).and_then(|vm| vm.template.clone());
+    // What it has of its own there has to be read when it is moved.
+    let template = template.filter(|_| Memory::open(peer.pid).is_ok());
+    let lent = if template.is_some() { PREPARED_TEMPLATE } else { 0 };
     let sharing = if kept.is_empty() { 0 } else { PREPARED_SHARING };
-    let flags = huge_flag() | sharing | if device.is_some() { PREPARED_DEVICE } else { 0 };
+    let flags = huge_flag() | sharing | lent | if device.is_some() { PREPARED_DEVICE } else { 0 };
     let mut fds = vec![shared.as_fd()];
     fds.extend(device.as_ref().map(AsFd::as_fd));
+    fds.extend(template.as_ref().map(|template| template.as_fd()));
     fds.extend(kept.iter().map(AsFd::as_fd));
     connection.send(&Packet::Prepared { uffds: UFFDS_PER_VM, flags }, &fds)?;
     Ok(shared)
@@ -255,18 +264,20 @@ fn attach(
     let pid = hello.peer.pid;
     let pidfd = process::pidfd_open(pid).context("watch the VMM")?;
     let start = process::start_time(pid).context("look at the VMM")?;
-    let (id, record, swap, image_tier, limit) = {
+    let (id, record, swap, image_tier, template, limit) = {
         let mut vms = registry.lock();
         let vm = vms.get_mut(&name).context("the VM is gone")?;
         // Before its engine begins: a VM never grows beyond what is free, from its first page on.
         let first = registry.first_limit(vm);
         vm.governed.round.set_first_limit(first);
-        (vm.governed.id, vm.record.clone(), vm.swap.take(), vm.image_tier.take(), vm.limit())
+        (vm.governed.id, vm.record.clone(), vm.swap.take(), vm.image_tier.take(), vm.template.take(), vm.limit())
     };
     let swap = swap.map_or_else(|| open_swap(registry, &name, &record), Ok)?;
-    let (space, shared, kept) = unpack(registry, &record, hello, prepared.as_ref().map(SharedMap::as_fd))?;
+    let (space, shared, mut kept) = unpack(registry, &record, hello, prepared.as_ref().map(SharedMap::as_fd))?;
     let view = SharedMap::from_fd(shared.as_fd().try_clone_to_owned().context("share the VM's shared memory")?)?;
     let taken_over = prepared.is_none();
+    let loan = borrowed(&record, &mut kept, template, space.chunks(), pid)?;
+    let borrows = loan.is_some();
     let inodes = space.regions().map(|(_, region)| region.ram.inode()).collect();
     let (handle, inbox) = channel_pair()?;
     let handle = Arc::new(handle);
@@ -298,8 +309,9 @@ fn attach(
         origin: origin(&record, taken_over),
         image,
         sharing: looking,
+        loan,
     };
-    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing, holds_image, view };
+    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing, borrows, holds_image, view };
     start_engine(registry, made)?;
     tracing::info!(vm = %name, pid, taken_over, "attached");
     if let Err(error) = registry.crashes.remove(&name) {
@@ -340,6 +352,8 @@ struct Made {
     /// The VMM, and when it started.
     pid: (u32, u64),
     sharing: Option<SharingFiles>,
+    /// It may map the template of its image.
+    borrows: bool,
     /// The VM goes on holding pages for the image that its record names.
     holds_image: bool,
     /// Another view of what the VMM keeps.
@@ -348,7 +362,7 @@ struct Made {
 
 /// Starts the engine, and enters it in the registry, in one step that nobody sees a part of.
 fn start_engine(registry: &Registry, made: Made) -> Result<()> {
-    let Made { id, parts, handle, inbox, inodes, pid, sharing, holds_image, view } = made;
+    let Made { id, parts, handle, inbox, inodes, pid, sharing, borrows, holds_image, view } = made;
     let (name, limit) = (parts.name.clone(), parts.limit);
     let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| {
         ensure!(vm.handle.is_none(), "{name} is being attached by another connection");
@@ -356,7 +370,7 @@ fn start_engine(registry: &Registry, made: Made) -> Result<()> {
         // before any page is shared: a later daemon has to know that there may be some. And before any page changes: a later
         // daemon must not take it for one that an image still owns.
         let image = vm.record.image.filter(|_| holds_image);
-        Ok(Record { pid, sharing, image, ..vm.record.clone() })
+        Ok(Record { pid, sharing, borrows, image, ..vm.record.clone() })
     };
     let begin = |vm: &mut Vm, written: Result<()>| {
         written.context("write the VM's record")?;
@@ -378,6 +392,31 @@ fn start_engine(registry: &Registry, made: Made) -> Result<()> {
         Ok(())
     };
     registry.change(id, plan, begin).context("the VM is gone")?
+}
+
+/// What a VM borrows of its image. The template that this daemon has given it is the one that counts; after a restart it is the one
+/// that the shim has kept, which says what the VM maps and no more.
+fn borrowed(
+    record: &Record,
+    kept: &mut Vec<OwnedFd>,
+    given: Option<Arc<Template>>,
+    chunks: ChunkCount,
+    pid: u32,
+) -> Result<Option<Loan>> {
+    let fd = if kept.len() % 2 == 1 { kept.pop() } else { None };
+    let Some(fd) = fd else {
+        ensure!(!record.borrows, "it does not have the template any more that it maps");
+        return Ok(None);
+    };
+    let theirs = Template::from_fd(fd, chunks.0).context("the template")?;
+    let template = match given {
+        Some(ours) => {
+            ensure!(ours.inode() == theirs.inode(), "the template is not the one that was given");
+            ours
+        }
+        None => Arc::new(theirs),
+    };
+    Ok(Some(Loan::open(template, pid).context("look at what it maps of its template")?))
 }
 
 fn open_swap(registry: &Registry, name: &str, record: &Record) -> Result<SwapFile> {
@@ -435,6 +474,8 @@ fn unpack(
     let (regions, shards) = (hello.regions.as_slice(), hello.shards.as_slice());
     ensure!(regions.len() == record.regions.len(), "{} regions instead of {}", regions.len(), record.regions.len());
     ensure!(!shards.is_empty() && hello.fds.len() > regions.len() + shards.len(), "too few descriptors");
+    // Table and pool of shared pages come together, the template alone.
+    let borrows = (hello.fds.len() - regions.len() - shards.len() - 1) % 2 == 1;
     let mut fds = hello.fds.into_iter();
     let large = if registry.direct { LargeFolios::Advise } else { LargeFolios::Never };
     let mut mapped = Vec::new();
@@ -451,7 +492,11 @@ fn unpack(
         let inside = shard.offset.checked_add(shard.len).is_some_and(|end| end <= region.len);
         ensure!(inside && shard.len > 0, "a userfaultfd outside its region");
         let uffd = Uffd::from_fd(fds.next().context("userfaultfd")?)?;
-        uffd.enable()?;
+        if borrows {
+            uffd.enable_with_moves()?
+        } else {
+            uffd.enable()?
+        }
         watched.push(Shard { addr: region.addr + shard.offset, len: shard.len, uffd });
     }
     let shared = fds.next().context("shared memory")?;

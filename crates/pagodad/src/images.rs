@@ -14,6 +14,7 @@ mod finishing;
 mod parents;
 pub mod readers;
 pub mod source;
+pub mod templates;
 pub mod transfers;
 mod verification;
 
@@ -63,6 +64,7 @@ pub struct Images {
     verifications: Verifications,
     transfers: Transfers,
     parents: Parents,
+    templates: templates::Templates,
     /// One image at a time is removed: its children change.
     removal: Mutex<()>,
 }
@@ -111,6 +113,7 @@ impl Images {
             verifications: Verifications::default(),
             transfers: Transfers::default(),
             parents: Parents::default(),
+            templates: templates::Templates::default(),
             removal: Mutex::default(),
         }
     }
@@ -198,6 +201,11 @@ impl Images {
 
     fn add_readers(&self, snapshot: &mut Snapshot) {
         snapshot.readers = snapshot.id.parse().map_or_else(|_| Vec::new(), |id| self.readers.of(id));
+    }
+
+    /// Templates of images.
+    pub fn templates(&self) -> &templates::Templates {
+        &self.templates
     }
 
     /// Who reads which image.

@@ -79,6 +79,10 @@ pub struct Record {
     /// The image that it was made of: pages of the VM may be there and nowhere else. Without it they would be taken for zeros.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reads: Option<ImageId>,
+    /// Its VMM may map a template of that image in the place of RAM, and have pages of its own there. A daemon of before refuses the
+    /// record, for it would drop them.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub borrows: bool,
     /// Its disks whose newest content does not have their names. A daemon of before refuses the record, for their users would go on
     /// with what is old.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -148,6 +152,7 @@ impl Record {
             operation: None,
             image: None,
             reads: None,
+            borrows: false,
             disks: Vec::new(),
             ended: false,
         }

@@ -2,8 +2,8 @@
 //!
 //! # What the machine relies on
 //!
-//! * The actions of one event are executed in order and before the next event is applied; only [`Event::PunchDone`]
-//!   and [`Event::ShareDone`] may be applied in between. Reads, writes and zaps are *started* in order; all other actions are complete when they return.
+//! * The actions of one event are executed in order and before the next event is applied; only [`Event::PunchDone`],
+//!   [`Event::ShareDone`] and [`Event::Fenced`] may be applied in between. Reads, writes, zaps and owns are *started* in order; all other actions are complete when they return.
 //! * [`Now::oldest_io`] is read after the event was received. A value from before a zap misses a direct I/O that began
 //!   between the two and pinned a page.
 //! * While [`super::Machine::is_pin_blocked`], the pager sends a [`Event::Tick`] every few milliseconds: the end of a direct
@@ -17,13 +17,17 @@
 //!   content after a restart. What cannot be punched is tried again or ends the VM.
 //! * No page is in the RAM file without its content but those of a declared intent: `Copy`, `Store` and `Zero` bring
 //!   each page in atomically (`UFFDIO_COPY`; a write to a hole of a file with large folios would zero its neighbours).
+//! * The template has every page of a chunk that is borrowed, the same for ever, and what swap holds of it equals that: swap
+//!   and the template are of one image. No page of a borrowed chunk is zapped.
 //! * A cap is at least the pages that one instruction and one request of a device need at once; a cap of 0 stops the VM.
 //!
 //! # Restart
 //!
 //! All I/O of the dead daemon has ended (its writes could land on newer blocks). Pages in declared intents are punched from
 //! the RAM file; where a hole cannot be had, their content is read from swap. Intents are withdrawn after that. Entries of pages that the RAM file
-//! has are cleared: the copy back was done but for that. Then, if the VM's memory is registered, [`super::Machine::armed`] on a new machine, `SetLimit`, `Pin`, the discards that were not
+//! has are cleared: the copy back was done but for that. An `Own` that was ordered has been done by then, or never is. Pages that
+//! the RAM file has of chunks that are borrowed still are punched; these chunks are protected as a whole, and *then* looked at
+//! for private pages: a page that the dead daemon let be written may be written later. Then, if the VM's memory is registered, [`super::Machine::armed`] on a new machine, `SetLimit`, `Pin`, the discards that were not
 //! answered, and a wake-up of the whole space. A zap that the dead daemon asked for may still come: it does no harm.
 
 use crate::bits::{PageSet, Run};
@@ -139,6 +143,17 @@ pub enum Event {
     TakeBack { page: PageIdx },
     /// What this VM's part of its frames comes to, newly counted.
     Charge { pages: PageCount },
+    /// A `Fence` ended, right after it was asked for: this is the next event, or follows the other actions of the list. The
+    /// epoch behind the protection, or `None` when it could not be done.
+    Fenced { op: OpId, epoch: Option<u64> },
+    /// An `Own` ended. `kept`: the pages that the RAM file has now. `None`: nothing was moved, and the RAM file has no page
+    /// of the chunk.
+    OwnDone { op: OpId, kept: Option<PageSet> },
+    /// Direct I/O that nobody sees may write into the VM's private pages for ever: no borrowed chunk becomes the VM's own any
+    /// more. What the guest gives back of one keeps its content.
+    KeepBorrowed,
+    /// The template is needed no longer: every borrowed chunk becomes the VM's own, as soon as that can be done.
+    OwnAll,
 }
 
 /// How a fault was answered, or what it waits for.
@@ -172,6 +187,8 @@ pub enum Refusal {
     Pinned,
     /// Direct I/O is in flight, which writes past any protection.
     DirectIo,
+    /// Chunks are borrowed, which only [`Event::Prepare`] makes the VM's own.
+    Borrowed,
 }
 
 /// Where the content is that an image takes over.
@@ -267,6 +284,12 @@ pub enum Action {
     /// take the pages out of the RAM file, give those that were only zeroed their content back, withdraw the intent, and
     /// only then clear the entries of these.
     Share { op: OpId, chunk: ChunkIdx, pages: PageSet },
+    /// Write-protect all pages of a borrowed chunk, *then* move the clock of direct I/O on.
+    Fence { op: OpId, chunk: ChunkIdx },
+    /// Make a borrowed chunk the VM's own. It is protected and cannot change. The pages of it that differ from the template go
+    /// into the RAM file; then the RAM file is mapped in the template's place, in one step and registered. Nobody else maps
+    /// pages there, and no page of it is mapped when that is done.
+    Own { op: OpId, chunk: ChunkIdx },
     /// Copy shared pages into the RAM file, map them writable, wake (`UFFDIO_COPY`); then clear their entries; then drop
     /// the references. While host memory is short it is tried again.
     CopyBack { pages: Pages },

@@ -6,6 +6,7 @@ use crate::units::{CHUNK_PAGES, ChunkIdx, PageCount};
 use super::action::{Action, Actions, Now, Pages};
 use super::headroom::page_out_leaves;
 use super::machine::Machine;
+use super::reclaim::Want;
 
 /// The queues age at this period (VMemDirect 4.2 leaves it open; the working-set sampling of ESX 5.3 uses 30 s for a VM, a
 /// phase of a program is a few seconds).
@@ -25,6 +26,7 @@ impl Machine {
         if !self.armed {
             return;
         }
+        self.borrow.is_paused = false;
         self.tick_curve(now);
         self.plan_watch(out);
         if now.ms.saturating_sub(self.background.aged_ms) >= AGE_MS {
@@ -43,7 +45,7 @@ impl Machine {
     fn sample(&mut self, out: &mut Actions) {
         let wanted = self.cap() < self.config.chunks.pages().0 || self.scans();
         if wanted && self.ops.zaps() == 0 && !self.pinned {
-            self.replenish_cold(self.cold.count() + SAMPLE_CHUNKS, out);
+            self.replenish_cold(self.cold.count() + SAMPLE_CHUNKS, Want::Heat, out);
         }
     }
 

@@ -11,7 +11,7 @@ use super::table::Phase;
 impl Machine {
     /// Goes on with discards in their order; one waits while anything is under way on its chunk, because a read could bring
     /// the old content back and a write could put it into swap after the block was punched. It also waits until an image has
-    /// read what only a block holds.
+    /// read what only a block holds, and until a borrowed chunk is the VM's own.
     pub(super) fn retry_discards(&mut self, out: &mut Actions) {
         while let Some(&(token, first, count)) = self.discards.front() {
             let (mut page, mut left) = (first, count);
@@ -23,7 +23,9 @@ impl Machine {
                 }
                 let start = page.index_in_chunk();
                 let len = left.0.min(256 - u64::from(start)) as u16;
-                if self.waits_for_image(chunk, PageSet::range(start, len), out) {
+                if self.waits_to_own(chunk, PageSet::range(start, len), out)
+                    || self.waits_for_image(chunk, PageSet::range(start, len), out)
+                {
                     self.discards[0] = (token, page, left);
                     return;
                 }
@@ -40,6 +42,10 @@ impl Machine {
         self.stats.add(Metric::PagesDiscarded, u64::from(run.len));
         if !self.armed {
             out.push(Action::RamPunch { pages: Pages { chunk, run } });
+            return;
+        }
+        if self.chunk(chunk).borrowed {
+            // Nothing of it is content, or it may not change but by the VMM's own writes.
             return;
         }
         let set = PageSet::range(run.start, run.len);
@@ -60,7 +66,7 @@ impl Machine {
             c.clean -= set;
             c.mapped -= set;
             c.open -= set;
-            c.ram.is_empty()
+            c.dram().is_empty()
         });
         if empty {
             match self.chunk(chunk).phase {

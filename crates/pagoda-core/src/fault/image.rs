@@ -67,6 +67,7 @@ impl Machine {
         let refusal = match () {
             () if self.pinned => Some(Refusal::Pinned),
             () if !self.armed || self.arming => Some(Refusal::Unarmed),
+            () if self.borrow.chunks > 0 => Some(Refusal::Borrowed),
             () if now.oldest_io != u64::MAX => Some(Refusal::DirectIo),
             () => None,
         };

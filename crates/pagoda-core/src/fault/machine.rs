@@ -12,6 +12,7 @@ use crate::units::{ChunkCount, ChunkIdx, PageCount, PageIdx};
 use super::action::{Access, Action, Actions, Event, Now, Pages, Served, Stall};
 use super::ops::Ops;
 use super::state::background::Background;
+use super::state::borrow::Borrow;
 use super::state::cold::ColdList;
 use super::state::curve::CurveWatch;
 use super::state::image::Images;
@@ -120,6 +121,7 @@ pub struct Machine {
     pub(super) watch: Watch,
     pub(super) curve: Option<Box<CurveWatch>>,
     pub(super) share: Share,
+    pub(super) borrow: Borrow,
     pub(super) stats: Stats,
 }
 
@@ -160,6 +162,7 @@ impl Machine {
             watch: Watch::default(),
             curve: None,
             share: Share::new(chunks),
+            borrow: Borrow::default(),
             stats: Stats::default(),
         }
     }
@@ -214,6 +217,10 @@ impl Machine {
             Event::TakeBack { page } => self.take_back(page, out),
             Event::LookAgain { page } => self.look_again(page),
             Event::Charge { pages } => self.set_charge(pages.0),
+            Event::Fenced { op, epoch } => self.fenced(op, epoch),
+            Event::OwnDone { op, kept } => self.own_done(op, kept),
+            Event::OwnAll => self.borrow.is_unwanted = true,
+            Event::KeepBorrowed => self.keep_borrowed(),
         }
         self.retry_discards(out);
         self.serve_waiting(out);
@@ -229,6 +236,7 @@ impl Machine {
             self.plan_restore(out);
         }
         self.plan_copy_back(out);
+        self.plan_owning(now, out);
         if event == Event::Scan {
             self.plan_scan(now, out);
         }
@@ -243,16 +251,17 @@ impl Machine {
     pub fn armed(&mut self, mut chunk: impl FnMut(ChunkIdx) -> Located) {
         (self.armed, self.arming) = (true, false);
         self.watch.clear();
+        self.borrow.is_paused = false;
         self.images.begin_sweeps();
         if let Some(curve) = &mut self.curve {
             curve.restart();
         }
         for index in self.config.chunks.iter() {
-            let Located { ram, swap, shared, frozen } = chunk(index);
+            let Located { ram, swap, shared, frozen, borrowed, private } = chunk(index);
             // What is mapped is not known, but a frozen page was protected before it was frozen, and is until it is not.
             let open = ram - frozen;
-            self.edit(index, |c| *c = Chunk { ram, swap, shared, frozen, open, ..Chunk::EMPTY });
-            if !ram.is_empty() {
+            self.edit(index, |c| *c = Chunk { ram, swap, shared, frozen, open, borrowed, private, ..Chunk::EMPTY });
+            if !self.chunk(index).dram().is_empty() {
                 self.chunks[index.as_usize()].phase = Phase::Hot;
                 self.queues.insert_first(index);
             }
@@ -306,9 +315,9 @@ impl Machine {
         is_limited.then(|| (PageCount(self.resident + self.reserved), PageCount(self.limit)))
     }
 
-    /// Page-out is waiting for direct I/O: call again soon.
+    /// Page-out is waiting for direct I/O, or a borrowed chunk is: call again soon.
     pub fn is_pin_blocked(&self) -> bool {
-        self.pin_blocked
+        self.pin_blocked || self.borrow.is_pin_blocked
     }
 
     /// Something is under way or waiting.
@@ -334,6 +343,9 @@ impl Machine {
         stats.set(Metric::Swapped, self.swapped);
         stats.set(Metric::Shared, self.share.pages);
         stats.set(Metric::SharedPart, self.share.charged);
+        stats.set(Metric::Borrowed, self.borrow.lent);
+        stats.set(Metric::BorrowedChunks, self.borrow.chunks);
+        stats.set(Metric::PrivatePages, self.borrow.private);
         stats.set(Metric::Limit, self.limit);
         stats.set(Metric::Waiting, self.waiting.len() as u64);
         stats.set(Metric::InFlight, self.ops.len() as u64);
@@ -354,7 +366,7 @@ impl Machine {
 
     /// Pages that a demand fault may take, the overdraft included.
     pub(super) fn room(&self) -> u64 {
-        let overdraft = if self.pin_blocked || self.stall.is_some() { OVERDRAFT } else { 0 };
+        let overdraft = if self.is_pin_blocked() || self.stall.is_some() { OVERDRAFT } else { 0 };
         (self.cap() + overdraft).saturating_sub(self.resident + self.reserved + self.charge())
     }
 
@@ -362,14 +374,16 @@ impl Machine {
     pub(super) fn edit<R>(&mut self, index: ChunkIdx, change: impl FnOnce(&mut Chunk) -> R) -> R {
         let shared = self.share.pages;
         let chunk = &mut self.chunks[index.as_usize()];
-        self.resident -= u64::from(chunk.ram.count());
+        self.borrow.leave(chunk);
+        self.resident -= u64::from(chunk.dram().count());
         self.swapped -= u64::from(chunk.swapped().count());
         self.share.pages -= u64::from(chunk.shared.count());
         self.images.frozen -= u64::from(chunk.frozen.count());
         self.images.same -= u64::from(chunk.same.count());
         let result = change(chunk);
         chunk.prefetched &= chunk.ram;
-        self.resident += u64::from(chunk.ram.count());
+        self.borrow.enter(chunk);
+        self.resident += u64::from(chunk.dram().count());
         self.swapped += u64::from(chunk.swapped().count());
         self.share.pages += u64::from(chunk.shared.count());
         self.images.frozen += u64::from(chunk.frozen.count());
@@ -385,7 +399,7 @@ impl Machine {
         let chunk = &mut self.chunks[index.as_usize()];
         match chunk.phase {
             Phase::Absent => {
-                if !chunk.ram.is_empty() {
+                if !chunk.dram().is_empty() {
                     chunk.phase = Phase::Hot;
                     self.queues.insert_tail_last(index);
                 }
@@ -408,10 +422,12 @@ impl Machine {
     #[doc(hidden)]
     pub fn check(&self) {
         let (mut resident, mut swapped, mut shared, mut frozen, mut same) = (0, 0, 0, 0, 0);
+        let mut borrow = Borrow::default();
         for index in self.config.chunks.iter() {
             let chunk = self.chunk(index);
             chunk.check();
-            resident += u64::from(chunk.ram.count());
+            borrow.enter(chunk);
+            resident += u64::from(chunk.dram().count());
             swapped += u64::from(chunk.swapped().count());
             frozen += u64::from(chunk.frozen.count());
             same += u64::from(chunk.same.count());
@@ -421,6 +437,8 @@ impl Machine {
         }
         assert_eq!((resident, swapped, shared), (self.resident, self.swapped, self.share.pages));
         assert_eq!((frozen, same), (self.images.frozen, self.images.same));
+        assert_eq!(borrow.counts(), self.borrow.counts());
+        assert!(borrow.counts().0 == 0 || self.armed, "an unarmed VM writes unseen");
         assert!(same == 0 || self.armed, "an unarmed VM writes unseen");
         self.check_scan_queue();
         assert!(self.resident + self.reserved <= self.cap().max(self.resident) + OVERDRAFT);
@@ -434,6 +452,8 @@ impl Machine {
         // Unarmed, a page would be written unseen that is frozen, or that the next image would take for its parent's.
         let is_imaged = self.images.frozen > 0 || self.images.same > 0;
         let needed = self.cap() < total || self.scans() || self.images.is_preparing() || is_imaged;
+        // So would a page be that is borrowed, and nobody would know that it takes DRAM.
+        let needed = needed || self.borrow.chunks > 0;
         let is_home = self.swapped == 0 && self.share.pages == 0;
         if !self.armed && needed {
             self.arming = true;

@@ -16,6 +16,8 @@ pub const KEEPS_MAX: usize = 2;
 pub const OUTS_MAX: usize = 8;
 /// Chunks in one zap: a command costs a wake-up of another process, a chunk in it 5 us (mechanisms.md Q8).
 pub const ZAP_BATCH: usize = 16;
+/// Borrowed chunks on their way to the RAM file: one is being moved while others wait for direct I/O.
+pub const OWNS_MAX: usize = 4;
 /// Zaps under way: one being executed, one on its way.
 pub const ZAPS_MAX: usize = 2;
 
@@ -65,6 +67,11 @@ pub enum OpKind {
         /// Of the zap since which the chunk is cold.
         epoch: u64,
     },
+    /// A borrowed chunk becomes the VM's own.
+    Own {
+        /// How far it is.
+        stage: OwnStage,
+    },
     /// A zap of several chunks.
     Zap {
         /// The first `len` count.
@@ -72,6 +79,23 @@ pub enum OpKind {
         /// How many.
         len: u8,
     },
+}
+
+/// How far a borrowed chunk is on its way to the RAM file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnStage {
+    /// It is being protected. `given_up`: somebody wrote to it, so nothing comes of it.
+    Fencing {
+        /// See above.
+        given_up: bool,
+    },
+    /// Protected as a whole; direct I/O that began before this epoch may still write into its private pages.
+    Fenced {
+        /// See above.
+        epoch: u64,
+    },
+    /// Private pages are being copied and the mapping is being moved: it cannot be given up any more.
+    Moving,
 }
 
 /// An operation under way.
@@ -94,6 +118,7 @@ pub struct Ops {
     outs: usize,
     scans: usize,
     zaps: usize,
+    owns: usize,
 }
 
 impl Ops {
@@ -107,6 +132,7 @@ impl Ops {
             outs: 0,
             scans: 0,
             zaps: 0,
+            owns: 0,
         }
     }
 
@@ -118,6 +144,7 @@ impl Ops {
             OpKind::Keep { .. } => self.has_chunk_buffer() && self.keeps < KEEPS_MAX,
             OpKind::Out { .. } => self.outs < OUTS_MAX,
             OpKind::Zap { .. } => self.zaps < ZAPS_MAX,
+            OpKind::Own { .. } => self.owns < OWNS_MAX,
         };
         let slot = room.then(|| self.free.pop()).flatten()?;
         *self.count(&op.kind) += 1;
@@ -172,6 +199,35 @@ impl Ops {
         self.zaps
     }
 
+    /// Borrowed chunks on their way to the RAM file.
+    pub fn owns(&self) -> usize {
+        self.owns
+    }
+
+    /// Another one may set out.
+    pub fn has_own_room(&self) -> bool {
+        self.owns < OWNS_MAX && !self.free.is_empty()
+    }
+
+    /// One that waits for direct I/O that began before an epoch, which is this one or older.
+    pub fn fenced_by(&self, latest: u64) -> Option<OpId> {
+        let is_fenced = |op: &Option<Op>| {
+            let kind = op.as_ref().map(|op| op.kind);
+            matches!(kind, Some(OpKind::Own { stage: OwnStage::Fenced { epoch } }) if epoch <= latest)
+        };
+        let slot = if self.owns == 0 { None } else { self.slots.iter().position(is_fenced) };
+        slot.map(|slot| OpId(slot as u16))
+    }
+
+    /// Nothing comes of those that are being protected.
+    pub fn give_up_fencing(&mut self) {
+        for op in self.slots.iter_mut().flatten() {
+            if let OpKind::Own { stage: OwnStage::Fencing { given_up } } = &mut op.kind {
+                *given_up = true;
+            }
+        }
+    }
+
     /// Pages on their way out.
     pub fn pages_leaving(&self) -> u64 {
         if self.outs == 0 {
@@ -195,6 +251,7 @@ impl Ops {
             OpKind::Out { .. } => &mut self.outs,
             OpKind::Scan { .. } => &mut self.scans,
             OpKind::Zap { .. } => &mut self.zaps,
+            OpKind::Own { .. } => &mut self.owns,
         }
     }
 }

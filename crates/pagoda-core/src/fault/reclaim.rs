@@ -16,6 +16,15 @@ use super::ops::{Op, OpKind, ZAP_BATCH, ZAPS_MAX};
 use super::state::share::Sharing;
 use super::table::Phase;
 
+/// Why chunks are to become cold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Want {
+    /// Pages have to leave.
+    Room,
+    /// To learn which are in use.
+    Heat,
+}
+
 /// The wide headroom is kept for so long after the last whole chunk came in.
 const WIDE_MS: u64 = 1000;
 
@@ -67,7 +76,7 @@ impl Machine {
             leaving += count;
         }
         let chunks_missing = (missing as usize).div_ceil(256);
-        self.replenish_cold(self.cold.target().max(chunks_missing), out);
+        self.replenish_cold(self.cold.target().max(chunks_missing), Want::Room, out);
     }
 
     /// Whether so many pages may leave DRAM beside those that are `leaving`. Page-out stops at the VM's min, or as far below
@@ -124,10 +133,10 @@ impl Machine {
     }
 
     /// Zaps victims until the cold list has `target` chunks.
-    pub(super) fn replenish_cold(&mut self, target: usize, out: &mut Actions) {
+    pub(super) fn replenish_cold(&mut self, target: usize, want: Want, out: &mut Actions) {
         while self.ops.zaps() < ZAPS_MAX && self.cold.count() + self.ops.zaps() * ZAP_BATCH < target {
-            let want = (target - self.cold.count()).min(ZAP_BATCH);
-            if self.zap_victims(want, out) == 0 {
+            let most = (target - self.cold.count()).min(ZAP_BATCH);
+            if self.zap_victims(most, want, out) == 0 {
                 return;
             }
         }
@@ -140,16 +149,24 @@ impl Machine {
         }
     }
 
-    fn zap_victims(&mut self, want: usize, out: &mut Actions) -> usize {
+    fn zap_victims(&mut self, most: usize, want: Want, out: &mut Actions) -> usize {
         let mut chunks = [ChunkIdx(0); ZAP_BATCH];
         let mut len = 0;
         // Busy chunks are hot: they go to the tail, and the search ends when it has seen as many as it may take.
         for _ in 0..2 * ZAP_BATCH {
-            if len == want {
+            if len == most {
                 break;
             }
             let Some(chunk) = self.victim() else { break };
             if self.chunk(chunk).busy() {
+                self.queues.insert_tail_last(chunk);
+                continue;
+            }
+            if self.chunk(chunk).borrowed {
+                // Its private pages can leave only when it is the VM's own, and while nothing has to leave they need not.
+                if want == Want::Room {
+                    self.start_own(chunk, out);
+                }
                 self.queues.insert_tail_last(chunk);
                 continue;
             }

@@ -44,6 +44,9 @@ impl Machine {
     fn serve(&mut self, page: PageIdx, access: Access, kind: FaultKind, out: &mut Actions) -> Metric {
         let (chunk, index) = (page.chunk(), page.index_in_chunk());
         self.note_use(page);
+        if self.chunk(chunk).borrowed {
+            return self.serve_borrowed(page, access, kind, out);
+        }
         let c = &self.chunks[chunk.as_usize()];
         let (fill, reading, ram) = (c.fill, c.reading, c.ram);
         if let Some(op) = fill
@@ -301,7 +304,7 @@ impl Machine {
     pub(super) fn read_ahead_late(&mut self, out: &mut Actions) {
         while let Some(&(chunk, writable)) = self.late_ahead.front() {
             let c = &self.chunks[chunk.as_usize()];
-            let is_wanted = !c.busy() && c.ram.is_empty() && !c.swap.is_empty() && self.stall.is_none();
+            let is_wanted = !c.busy() && c.ram.is_empty() && !c.swapped().is_empty() && self.stall.is_none();
             if is_wanted && self.free() < 256 + self.headroom() / 4 {
                 return;
             }

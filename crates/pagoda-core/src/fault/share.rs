@@ -47,7 +47,7 @@ impl Machine {
             let is_shared = self.chunk(page.chunk()).shared.contains(page.index_in_chunk());
             is_shared && self.charge() >= self.share.pages && self.resident + self.reserved < self.cap()
         };
-        self.room() > 0 || frame_goes()
+        self.room() > 0 || frame_goes() || self.is_private(page)
     }
 
     /// The VM's part as it was counted.

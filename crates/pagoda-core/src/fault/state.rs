@@ -2,6 +2,7 @@
 //! does with each stands in the file of that name beside this one.
 
 pub mod background;
+pub mod borrow;
 pub mod cold;
 pub mod curve;
 pub mod image;

@@ -38,6 +38,10 @@ pub struct Located {
     pub shared: PageSet,
     /// The newest image has no entry of its own for them.
     pub frozen: PageSet,
+    /// The VMM has the template mapped there.
+    pub borrowed: bool,
+    /// Of a borrowed chunk: the VMM may have copies of its own of them.
+    pub private: PageSet,
 }
 
 /// One chunk. See the table in [`super`].
@@ -77,6 +81,13 @@ pub struct Chunk {
     pub ahead: bool,
     /// While the chunk is cold: pages that the scan for equal content has still to look at.
     pub scan: PageSet,
+    /// The VMM has the template mapped there, privately (`borrow.rs`). Only `Machine::edit` changes this and the set below,
+    /// which counts them.
+    pub borrowed: bool,
+    /// Of a borrowed chunk: pages that the VMM may have written, so that it has a copy of its own. They are in DRAM.
+    pub private: PageSet,
+    /// The chunk is on its way from the template to the RAM file.
+    pub owning: Option<OpId>,
 }
 
 impl Chunk {
@@ -98,16 +109,29 @@ impl Chunk {
         phase: Phase::Absent,
         ahead: false,
         scan: PageSet::EMPTY,
+        borrowed: false,
+        private: PageSet::EMPTY,
+        owning: None,
     };
 
     /// Something is under way that owns pages of the chunk.
     pub fn busy(&self) -> bool {
-        self.fill.is_some() || self.out.is_some() || !self.reading.is_empty()
+        self.fill.is_some() || self.out.is_some() || self.owning.is_some() || !self.reading.is_empty()
     }
 
-    /// Pages whose content is only in swap.
+    /// Pages that take DRAM of the VM's own.
+    pub fn dram(&self) -> PageSet {
+        self.ram | self.private
+    }
+
+    /// Pages that the VMM reads from the template. Those of zeros are no content.
+    pub fn lent(&self) -> PageSet {
+        if self.borrowed { self.swap - self.private } else { PageSet::EMPTY }
+    }
+
+    /// Pages whose content is only in swap. What a borrowed chunk has there the VMM reaches without a fault.
     pub fn swapped(&self) -> PageSet {
-        self.swap - self.ram - self.shared
+        if self.borrowed { PageSet::EMPTY } else { self.swap - self.ram - self.shared }
     }
 
     /// Frozen pages whose content an image has to copy, and that only swap has.
@@ -137,8 +161,17 @@ impl Chunk {
         assert!(!matches!(self.phase, Phase::Cold { .. }) || self.open.is_empty(), "nobody reaches a cold chunk");
         assert!(!self.reading.intersects(self.ram), "a page being read is not in RAM");
         assert!(!self.shared.intersects(self.ram | self.reading), "a shared page is neither in RAM nor being read");
-        assert!(self.phase != Phase::Absent || self.ram.is_empty(), "an absent chunk has no page in RAM");
+        assert!(self.phase != Phase::Absent || self.dram().is_empty(), "an absent chunk has no page in DRAM");
         assert!(!matches!(self.phase, Phase::Cold { .. }) || !self.busy(), "nothing is under way on a cold chunk");
         assert!(self.out.is_none() || self.phase == Phase::Leaving, "a chunk being written is leaving");
+        assert!(self.borrowed || self.private.is_empty(), "only what is borrowed has private pages");
+        assert!(self.borrowed || self.owning.is_none(), "what is the VM's own is not on its way to be");
+        if self.borrowed {
+            let managed = self.ram | self.shared | self.frozen | self.same | self.reading;
+            assert!(managed.is_empty(), "a borrowed chunk is none that pages move in");
+            assert!(self.fill.is_none() && self.out.is_none(), "a borrowed chunk is none that pages move in");
+            let phase = if self.private.is_empty() { Phase::Absent } else { Phase::Hot };
+            assert_eq!(self.phase, phase, "a borrowed chunk is never unmapped");
+        }
     }
 }

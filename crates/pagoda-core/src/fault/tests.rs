@@ -12,6 +12,7 @@ const CHUNKS: u32 = 4;
 const FREEZE: Event = Event::Freeze { has_parent: false };
 const READ_ERROR: Result<(), IoError> = Err(IoError::Failed(5));
 
+mod borrow;
 mod parents;
 mod prefetch;
 

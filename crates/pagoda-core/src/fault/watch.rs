@@ -27,7 +27,7 @@ impl Machine {
     /// are asked for at the next [`super::Event::Tick`].
     pub fn start_sample(&mut self, pages: &[PageIdx]) {
         self.watch.drop_all(Purpose::Sample);
-        self.watch.touched = 0;
+        (self.watch.touched, self.watch.borrowed) = (0, 0);
         let total = self.config.chunks.pages().0;
         self.watch.add(pages.iter().copied().filter(|page| page.0 < total), Purpose::Sample);
     }
@@ -73,6 +73,11 @@ impl Machine {
         let mut pending = std::mem::take(&mut self.watch.pending);
         pending.retain(|&(page, purpose)| {
             let (chunk, index) = (page.chunk(), page.index_in_chunk());
+            if self.chunk(chunk).borrowed {
+                // It cannot be unmapped without being lost, and what is read of it takes no DRAM of the VM's.
+                self.watch.note_borrowed(purpose);
+                return false;
+            }
             let full = self.watch.zapping.len() == WATCH_ZAP_BATCH;
             // Somebody may wait for a page that is on its way, and nobody would wake him.
             if full || self.chunk(chunk).busy() {

@@ -48,7 +48,7 @@ pub struct Blocks {
     of_page: Vec<Option<usize>>,
 }
 
-/// A rule of images that an executor may break: the simulation has to notice.
+/// A rule that an executor may break: the simulation has to notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// Page-out overwrites a block that an image refers to.
@@ -73,6 +73,22 @@ pub enum Mistake {
     MissesDirectIo,
     /// A page that has changed in this way is taken for the parent's.
     KeepsSame(Change),
+    /// A borrowed chunk is moved while old direct I/O may write into its private pages.
+    MovesUnderIo,
+    /// A borrowed chunk is moved that was not protected.
+    FencesNothing,
+    /// What a borrowed chunk has of its own is copied before the chunk is protected.
+    CopiesBeforeFence,
+    /// A borrowed page may be written before the VM is charged for it.
+    OpensBeforeCharge,
+    /// A daemon that starts lets writes go on that the dead one let happen.
+    LeavesOpen,
+    /// A daemon that starts takes no page for private.
+    ForgetsPrivate,
+    /// A daemon that starts leaves in the RAM file what the dead one copied of a borrowed chunk.
+    LeavesCopies,
+    /// A move that a dead daemon ordered is done when another one has started.
+    MovesLate,
 }
 
 /// A way in which a page may change, or be changed unseen from then on.

@@ -37,6 +37,11 @@ pub enum JobKind {
         /// Where each page's content goes, which is not its block before the end.
         targets: BTreeMap<usize, usize>,
     },
+    /// These pages of a borrowed chunk are being copied into the RAM file; then the mapping is moved.
+    Own {
+        chunk: ChunkIdx,
+        kept: PageSet,
+    },
     Zap {
         chunks: Vec<ChunkIdx>,
         epoch: Option<u64>,
@@ -72,6 +77,7 @@ impl Job {
                     let content = frame.get();
                     world.blocks.write(target, content);
                 }
+                JobKind::Own { .. } => world.copy_private(page),
                 JobKind::Zap { .. } => {}
             }
         }

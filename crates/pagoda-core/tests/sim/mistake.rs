@@ -1,10 +1,14 @@
-//! What a pager does that breaks a rule of images.
+//! What a pager does that breaks a rule of images, or of what is borrowed, and that it shows.
 
 use pagoda_core::fault::{Action, OpId};
 
+use crate::Sim;
 use crate::image::{Change, Mistake};
 use crate::pager::{Pager, range};
 use crate::world::World;
+
+/// Runs in which a mistake has to show.
+const MISTAKE_SEEDS: u64 = 400;
 
 impl Pager {
     /// A mistaken pager does not see that pages change in one way.
@@ -37,5 +41,85 @@ impl Pager {
                 _ => {}
             }
         }
+    }
+}
+
+/// The simulation notices a pager that breaks a rule of images.
+#[test]
+fn mistakes_with_images_are_noticed() {
+    for mistake in [
+        Mistake::WritesInPlace,
+        Mistake::FreesBlocks,
+        Mistake::WrongSource,
+        Mistake::ForgetsFrozen,
+        Mistake::UsesChangedKeep,
+        Mistake::UsesOldKeep,
+        Mistake::FillsPunched,
+        Mistake::PreservesLate,
+        Mistake::ProtectsNothing,
+        Mistake::MissesDirectIo,
+        Mistake::KeepsSame(Change::Unprotect),
+        Mistake::KeepsSame(Change::Map),
+        Mistake::KeepsSame(Change::Copy),
+        Mistake::KeepsSame(Change::Zero),
+        Mistake::KeepsSame(Change::CopyBack),
+        Mistake::KeepsSame(Change::Discard),
+    ] {
+        let noticed = (0..MISTAKE_SEEDS).find(|seed| {
+            let seed = *seed;
+            let run = std::panic::catch_unwind(|| {
+                let mut sim = Sim::new(seed, seed % 2 == 0);
+                sim.images = 1000;
+                sim.pace.chaos = 5;
+                sim.weather.mistake = Some(mistake);
+                if matches!(mistake, Mistake::WritesInPlace | Mistake::FreesBlocks) {
+                    // What is copied at once is not harmed by what becomes of the block.
+                    (sim.weather.refers, sim.weather.moves) = (true, 0);
+                }
+                if matches!(mistake, Mistake::UsesChangedKeep | Mistake::UsesOldKeep | Mistake::KeepsSame(_)) {
+                    sim.weather.fills = 1000;
+                }
+                if matches!(mistake, Mistake::KeepsSame(_)) {
+                    (sim.weather.parents, sim.discards) = (1000, 300);
+                }
+                let weather = sim.weather.clone();
+                sim.pager.iter_mut().for_each(|pager| pager.weather = weather.clone());
+                sim.run();
+            });
+            run.is_err()
+        });
+        eprintln!("{mistake:?}: noticed by seed {noticed:?}");
+        assert!(noticed.is_some(), "{mistake:?}");
+    }
+}
+
+/// The simulation notices a pager that breaks a rule of borrowed chunks.
+#[test]
+fn mistakes_with_what_is_borrowed_are_noticed() {
+    for mistake in [
+        Mistake::MovesUnderIo,
+        Mistake::FencesNothing,
+        Mistake::CopiesBeforeFence,
+        Mistake::OpensBeforeCharge,
+        Mistake::LeavesOpen,
+        Mistake::ForgetsPrivate,
+        Mistake::LeavesCopies,
+        Mistake::MovesLate,
+    ] {
+        let noticed = (0..MISTAKE_SEEDS).find(|seed| {
+            let seed = *seed;
+            let run = std::panic::catch_unwind(|| {
+                let mut sim = Sim::new(seed, seed % 2 == 0);
+                (sim.images, sim.recalls, sim.pace.chaos) = (100, 10, 5);
+                sim.weather.mistake = Some(mistake);
+                sim.weather.crash = sim.weather.crash.max(1);
+                let weather = sim.weather.clone();
+                sim.pager.iter_mut().for_each(|pager| pager.weather = weather.clone());
+                sim.run();
+            });
+            run.is_err()
+        });
+        eprintln!("{mistake:?}: noticed by seed {noticed:?}");
+        assert!(noticed.is_some(), "{mistake:?}");
     }
 }

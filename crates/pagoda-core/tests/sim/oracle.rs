@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::Machine;
+use pagoda_core::fault::table::Chunk;
 use pagoda_core::stats::Metric;
 use pagoda_core::units::ChunkIdx;
 
@@ -28,6 +29,7 @@ pub fn check_table(pager: &Pager, world: &World, vmm: &Vmm) {
     for chunk in (0..world.pages() / CHUNK).map(|index| ChunkIdx(index as u32)) {
         let entry = pager.machine.chunk(chunk);
         check_same(entry.same, chunk, world, vmm);
+        check_borrowed(chunk, entry, world);
         if entry.busy() {
             continue;
         }
@@ -62,6 +64,28 @@ pub fn check_table(pager: &Pager, world: &World, vmm: &Vmm) {
     }
 }
 
+/// What a borrowed chunk can be written unseen is charged for, and so is what it has of its own. What the template has is in
+/// swap.
+fn check_borrowed(chunk: ChunkIdx, entry: &Chunk, world: &World) {
+    let first = chunk.0 as usize * CHUNK;
+    // It has been moved, and the machine is yet to hear of it.
+    assert!(entry.borrowed || !world.loan.has(first), "{chunk:?} is borrowed, which the machine does not know");
+    for index in 0..CHUNK {
+        let page = first + index;
+        if !world.loan.has(page) {
+            continue;
+        }
+        let is_private = entry.private.contains(index as u8);
+        assert!(is_private || !world.loan.is_open(page), "page {page} can be written, which the machine does not know");
+        assert!(
+            is_private || !world.loan.is_written(page),
+            "page {page} is the VM's own, which the machine does not know"
+        );
+        assert_eq!(world.loan.template[page], world.swapped_content(page), "page {page} in the template and in swap");
+        assert!(entry.owning.is_some() || world.ram[page].is_none(), "page {page} is borrowed, and in the RAM file");
+    }
+}
+
 /// What is known to be the same as in the newest image is, and nobody can write it unseen.
 fn check_same(same: PageSet, chunk: ChunkIdx, world: &World, vmm: &Vmm) {
     assert!(same.is_empty() || world.has_newest(), "{chunk:?}: the same as in no image");
@@ -90,8 +114,11 @@ pub fn check_frames(pager: &Pager, world: &World) {
 pub fn check_residency(pager: &mut Pager, world: &World) {
     let stats = pager.machine.stats();
     let left = leftovers(pager, world);
-    let used = world.ram.iter().flatten().count() - left + pager.arriving(world);
-    let relaxed = !world.registered || pager.machine.is_pin_blocked() || pager.machine.stall().is_some();
+    // What a private page takes it takes when it is written, without another event.
+    let private = stats.get(Metric::PrivatePages) as usize;
+    let used = world.ram.iter().flatten().count() - left + pager.arriving(world) + private;
+    let was_blocked = std::mem::take(&mut pager.was_pin_blocked);
+    let relaxed = !world.registered || was_blocked || pager.machine.stall().is_some();
     let cap = if pager.pinned { world.pages() } else { stats.get(Metric::Limit) as usize };
     let before = pager.swap_bound(if relaxed { world.pages() } else { used.max(cap) });
     assert!(relaxed || used <= before.max(cap), "{used} pages in DRAM, {before} before, cap {cap}");

@@ -1,9 +1,7 @@
 //! The pager: executes actions exactly as they are documented, with delays, in any order, with failures and crashes.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
-use std::rc::Rc;
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{
@@ -27,17 +25,19 @@ pub struct Crash;
 pub struct Pager {
     pub machine: Machine,
     pub weather: Weather,
-    jobs: Vec<Job>,
+    pub jobs: Vec<Job>,
     /// Zaps of single pages on their way, in order.
     page_zaps: VecDeque<(u32, Vec<usize>)>,
     /// Watched pages as of the last event: nobody has reached them since.
     unused: BTreeSet<usize>,
     pub buffers: BTreeMap<u16, BTreeMap<usize, u64>>,
     actions: VecDeque<Action>,
-    punched: VecDeque<Event>,
+    pub punched: VecDeque<Event>,
     /// Answers to zaps of single pages.
     zapped: VecDeque<Event>,
     pub pinned: bool,
+    /// At some event since the last look.
+    pub was_pin_blocked: bool,
     /// Fault messages applied while the VM was armed.
     messages: u64,
     pub now_ms: u64,
@@ -67,7 +67,7 @@ pub struct Pager {
     is_late: bool,
 }
 
-fn chunk_pages(chunk: ChunkIdx) -> Range<usize> {
+pub fn chunk_pages(chunk: ChunkIdx) -> Range<usize> {
     let first = chunk.0 as usize * CHUNK;
     first..first + CHUNK
 }
@@ -103,6 +103,7 @@ impl Pager {
             punched: VecDeque::new(),
             zapped: VecDeque::new(),
             pinned: false,
+            was_pin_blocked: false,
             messages: 0,
             now_ms,
             events: 0,
@@ -141,6 +142,7 @@ impl Pager {
             }
             world.intents.remove(0);
         }
+        world.take_over_loan(&weather, rng)?;
         // What the RAM file has is the page: it was copied back, or not taken out yet.
         for page in 0..world.pages() {
             if world.ram[page].is_some() {
@@ -155,6 +157,9 @@ impl Pager {
         }
         let limit = Event::SetLimit { limit: PageCount(limit as u64) };
         pager.apply(limit, world, vmm, rng)?;
+        if world.loan.is_io_unseen {
+            pager.apply(Event::KeepBorrowed, world, vmm, rng)?;
+        }
         if pinned {
             pager.apply(Event::Pin, world, vmm, rng)?;
         }
@@ -257,12 +262,17 @@ impl Pager {
         if let Event::Freeze { has_parent } = event {
             self.has_parent = has_parent;
         }
-        let is_blind = self.weather.mistake == Some(Mistake::MissesDirectIo) && is_freeze;
+        let is_blind = match self.weather.mistake {
+            Some(Mistake::MissesDirectIo) => is_freeze,
+            Some(Mistake::MovesUnderIo) => matches!(event, Event::Fenced { .. }),
+            _ => false,
+        };
         let oldest_io = if is_blind { u64::MAX } else { world.oldest_io() };
         let now = Now { ms: self.now_ms, oldest_io };
         let mut out = Actions::new();
         self.machine.apply(event, now, &mut out);
         self.machine.check();
+        self.was_pin_blocked |= self.machine.is_pin_blocked();
         self.actions.extend(out);
         self.events += 1;
         assert_eq!(self.machine.stats().faults(), self.messages, "every fault has exactly one cause");
@@ -273,6 +283,10 @@ impl Pager {
         match action {
             Action::Map { pages, protect } => {
                 range(pages).for_each(|page| world.map(page, protect));
+                world.woken.push(range(pages));
+            }
+            Action::Unprotect { pages } if world.loan.has(range(pages).start) => {
+                world.open_borrowed(range(pages));
                 world.woken.push(range(pages));
             }
             Action::Unprotect { pages } => {
@@ -337,6 +351,8 @@ impl Pager {
                 self.start(op, JobKind::Write { zero, targets: BTreeMap::new() }, left);
             }
             Action::PunchOut { op, chunk, pages, alone } => self.punch_out(op, chunk, pages, alone, world, rng)?,
+            Action::Fence { op, chunk } => self.fence(op, chunk, world, rng),
+            Action::Own { op, chunk } => self.own(op, chunk, world),
             Action::Share { op, chunk, pages } => self.share(op, chunk, pages, world, rng)?,
             Action::CopyBack { pages } => self.copy_back(range(pages), world, rng)?,
             Action::DropShared { pages } => {
@@ -397,6 +413,8 @@ impl Pager {
                     Refusal::Unarmed => !world.registered,
                     Refusal::Pinned => self.pinned,
                     Refusal::DirectIo => !world.slots.is_empty(),
+                    // Or its last chunk has been moved, and the machine is yet to hear of it.
+                    Refusal::Borrowed => world.loan.has_any() || self.machine.borrowed_chunks() > 0,
                 };
                 assert!(is_true, "an image is refused for nothing: {why:?}");
             }
@@ -409,7 +427,11 @@ impl Pager {
                     }
                 }
             }
-            Action::DiscardDone { token } => vmm.gave_back(token),
+            Action::DiscardDone { token } => {
+                let pages = vmm.gave_back(token);
+                // What stays borrowed for ever keeps its content.
+                pages.filter(|page| world.loan.has(*page)).for_each(|page| vmm.truth[page] = world.loan.content(page));
+            }
             Action::Arm => {
                 world.registered = true;
                 if rng.per_mille(self.weather.crash) {
@@ -489,88 +511,18 @@ impl Pager {
                 Some(Mistake::ForgetsFrozen) => PageSet::EMPTY,
                 _ => data(chunk, &|page| world.is_frozen(page)),
             },
+            borrowed: world.loan.has(chunk_pages(chunk).start),
+            private: match self.weather.mistake {
+                Some(Mistake::ForgetsPrivate) => PageSet::EMPTY,
+                _ => data(chunk, &|page| world.loan.is_anonymous(page)),
+            },
         });
         self.machine.check();
     }
 
-    fn start(&mut self, op: OpId, kind: JobKind, left: Vec<usize>) {
+    pub fn start(&mut self, op: OpId, kind: JobKind, left: Vec<usize>) {
         assert!(self.jobs.iter().all(|job| job.op != op), "{op:?} is under way already");
         self.jobs.push(Job { op, kind, left });
-    }
-
-    fn zero(&mut self, pages: Range<usize>, world: &mut World) {
-        for page in pages.clone() {
-            match &world.ram[page] {
-                // Left behind by a punch in place.
-                Some(frame) => assert_eq!(frame.get(), 0),
-                None => world.put(page, 0),
-            }
-            world.map(page, false);
-        }
-        world.woken.push(pages);
-    }
-
-    fn read(&mut self, op: OpId, pages: impl Iterator<Item = usize> + Clone, world: &World) {
-        assert!(self.buffers.insert(op.0, BTreeMap::new()).is_none(), "the buffer of {op:?} is in use");
-        let missing =
-            |page: &usize| world.ram[*page].is_none() && world.entries[*page].is_none() && world.blocks.has(*page);
-        self.start(op, JobKind::Read { missing: pages.clone().filter(missing).collect() }, pages.collect());
-    }
-
-    fn fill(&mut self, op: OpId, chunk: ChunkIdx, world: &mut World) {
-        assert!(self.weather.direct, "large folios are not to be had");
-        let pages = chunk_pages(chunk);
-        world.intents.push((op.0, pages.clone().collect()));
-        let frame = |page: usize| world.ram[page].get_or_insert_with(|| Rc::new(Cell::new(GARBAGE))).clone();
-        let frames = pages.clone().map(frame).enumerate().map(|(nth, frame)| (pages.start + nth, frame)).collect();
-        self.start(op, JobKind::Fill(frames), pages.collect());
-    }
-
-    fn withdraw(&mut self, op: OpId, world: &mut World) {
-        let index = world.intents.iter().position(|(owner, _)| *owner == op.0).expect("the operation has an intent");
-        world.intents.remove(index);
-    }
-
-    fn punch_out(
-        &mut self,
-        op: OpId,
-        chunk: ChunkIdx,
-        pages: PageSet,
-        alone: bool,
-        world: &mut World,
-        rng: &mut Rng,
-    ) -> Result<(), Crash> {
-        let wanted = set(pages, chunk);
-        let (first, last) = (wanted[0], wanted[wanted.len() - 1]);
-        let span: Vec<usize> = if alone { (first..=last).collect() } else { wanted.clone() };
-        world.intents.push((op.0, wanted.clone()));
-        let mut left = Vec::new();
-        for page in span {
-            if wanted.contains(&page) && rng.per_mille(self.weather.unsplittable) {
-                world.punch_in_place(page);
-                left.push(page);
-            } else {
-                world.punch(page);
-            }
-        }
-        if self.weather.mistake == Some(Mistake::FillsPunched) {
-            for page in wanted.into_iter().filter(|page| !left.contains(page)) {
-                if world.is_frozen(page) {
-                    world.preserve(page, 0, false);
-                }
-            }
-        }
-        if rng.per_mille(self.weather.crash * 4) {
-            return Err(Crash);
-        }
-        for page in &left {
-            let content = world.swapped_content(*page);
-            world.ram[*page].as_ref().expect("was zeroed in place").set(content);
-        }
-        self.withdraw(op, world);
-        let left = left.iter().map(|page| (page % CHUNK) as u8).collect();
-        self.punched.push_back(Event::PunchDone { op, left });
-        Ok(())
     }
 
     /// Told before anything else.
@@ -585,6 +537,7 @@ impl Pager {
         {
             let done = !rng.per_mille(self.weather.zap_fails);
             if done {
+                assert!(pages.iter().all(|page| !world.loan.has(*page)), "what is borrowed is lost by a zap");
                 pages.iter().for_each(|page| world.pte[*page] = Pte::Absent);
                 world.epoch += 1;
             }
@@ -607,6 +560,12 @@ impl Pager {
             return Ok(());
         }
         let index = rng.below(self.jobs.len());
+        if matches!(self.jobs[index].kind, JobKind::Own { .. }) {
+            return match self.own_on(index, world, rng) {
+                Some(event) => self.apply(event, world, vmm, rng),
+                None => Ok(()),
+            };
+        }
         let fails = rng.per_mille(self.weather.io_fails);
         let job = &mut self.jobs[index];
         match &mut job.kind {
@@ -651,6 +610,7 @@ impl Pager {
                 Event::WriteDone { op, zero, result }
             }
             JobKind::Zap { epoch, .. } => Event::ZapDone { op, epoch },
+            JobKind::Own { .. } => unreachable!("it ends by itself"),
         };
         self.apply(event, world, vmm, rng)
     }
@@ -659,6 +619,7 @@ impl Pager {
     /// the agent lives on.
     pub fn die(mut self, world: &mut World, rng: &mut Rng) -> Vec<Vec<ChunkIdx>> {
         let mut zaps = Vec::new();
+        world.loan.is_stale = true;
         for page in self.page_zaps.drain(..).flat_map(|(_, pages)| pages) {
             world.pte[page] = Pte::Absent;
         }
@@ -693,6 +654,7 @@ impl Pager {
 
 pub fn zap(chunks: &[ChunkIdx], world: &mut World) {
     for chunk in chunks {
+        assert!(!world.loan.has(chunk_pages(*chunk).start), "what a borrowed chunk has of its own is lost by a zap");
         world.pte[chunk_pages(*chunk)].fill(crate::world::Pte::Absent);
     }
     world.epoch += 1;

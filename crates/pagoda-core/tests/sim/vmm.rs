@@ -229,11 +229,13 @@ impl Vmm {
         Some(discard)
     }
 
-    pub fn gave_back(&mut self, token: u64) {
+    pub fn gave_back(&mut self, token: u64) -> std::ops::Range<usize> {
         let index =
             self.discards.iter().position(|discard| discard.token == token).expect("a discard that was asked for");
         let discard = self.discards.swap_remove(index);
-        self.truth[discard.first..discard.first + discard.count].fill(0);
+        let pages = discard.first..discard.first + discard.count;
+        self.truth[pages.clone()].fill(0);
+        pages
     }
 
     pub fn is_given_back(&self, page: usize) -> bool {

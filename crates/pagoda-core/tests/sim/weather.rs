@@ -33,6 +33,8 @@ pub struct Weather {
     pub parents: usize,
     /// A page cannot be protected.
     pub protect_fails: usize,
+    /// A borrowed chunk cannot be protected, or not be moved.
+    pub own_fails: usize,
     /// The store of images cannot begin one, or cannot take a page.
     pub image_fails: usize,
     /// The rule that is broken.

@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use pagoda_core::fault::{Access, FaultKind};
 
+use crate::borrow::Loan;
 use crate::image::{Blocks, Image};
 
 pub const CHUNK: usize = 256;
@@ -61,6 +62,8 @@ pub struct World {
     pub frames: Vec<Option<u64>>,
     /// Entries of the other VMs in the group.
     pub others: Vec<usize>,
+    /// What the VM borrows of its snapshot's template.
+    pub loan: Loan,
 }
 
 impl World {
@@ -82,6 +85,7 @@ impl World {
             entries: vec![None; pages],
             frames: Vec::new(),
             others: Vec::new(),
+            loan: Loan::new(pages),
         }
     }
 
@@ -95,11 +99,17 @@ impl World {
     }
 
     pub fn oldest_io(&self) -> u64 {
+        if self.loan.is_io_unseen {
+            return 0;
+        }
         self.slots.iter().copied().min().unwrap_or(u64::MAX)
     }
 
     /// Reaches a page the way the processor does. `None`: it faulted, and the thread sleeps until it is woken.
     pub fn reach(&mut self, page: usize, access: Access) -> Option<Frame> {
+        if self.loan.has(page) {
+            return self.reach_borrowed(page, access);
+        }
         if !self.registered {
             let frame = self.ram[page].get_or_insert_with(|| Rc::new(Cell::new(0)));
             self.pte[page] = Pte::Writable;
@@ -164,6 +174,9 @@ impl World {
 
     /// What a daemon that starts now would take for the page's content.
     pub fn recoverable(&self, page: usize) -> u64 {
+        if self.loan.has(page) {
+            return self.loan.content(page);
+        }
         let intended = self.intents.iter().any(|(_, pages)| pages.contains(&page));
         match &self.ram[page] {
             Some(frame) if !intended => frame.get(),

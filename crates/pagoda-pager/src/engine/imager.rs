@@ -470,7 +470,9 @@ fn commit(prepared: Prepared, ticket: &Open, is_protected: bool, paging: &Paging
 
 /// Pages are still to be protected before the image begins.
 fn protects(paging: &Paging) -> bool {
-    !paging.is_halted() && paging.machine().is_armed() && paging.machine().sweeps() < SWEEPS
+    !paging.is_halted()
+        && paging.machine().is_armed()
+        && (paging.machine().sweeps() < SWEEPS || paging.machine().borrowed_chunks() > 0)
 }
 
 /// Pages are still to be copied, and can be.

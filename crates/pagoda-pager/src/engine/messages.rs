@@ -20,6 +20,7 @@ impl Engine {
             Command::SetLimit(limit) => self.apply(Event::SetLimit { limit }),
             Command::SetMin(min) => self.apply(Event::SetMin { min }),
             Command::Continue => self.apply(Event::Continue),
+            Command::OwnAll => self.apply(Event::OwnAll),
             Command::Pin(reason) => self.pin(reason),
             Command::Agent(connection) => {
                 if let Err(error) = self.connect_agent(connection) {
@@ -73,6 +74,10 @@ impl Engine {
     }
 
     fn pin_for(&mut self, reason: ForeignReason) {
+        if reason == ForeignReason::UntrackedIo {
+            // Before it is tried: what is moved would not be what the disk writes to.
+            self.apply(Event::KeepBorrowed);
+        }
         self.pin(format!("its memory is reachable by others ({reason:?})"));
     }
 
@@ -90,6 +95,7 @@ impl Engine {
             self.or_halt(zapped);
         }
         self.link.agent.repeat_folios(&mut self.ring);
+        self.repeat_move();
         Ok(())
     }
 
@@ -153,6 +159,7 @@ impl Engine {
                 tracing::debug!(vm = %self.name, errno, done, "collapsed");
             }
             Packet::Foreign { reason } => self.pin_for(reason),
+            Packet::Owned { order, errno } => self.owned(order, errno),
             Packet::Gated { seq, open } => self.link.agent.complete_gate(seq, open),
             other => tracing::warn!(vm = %self.name, ?other, "the agent said something it should not"),
         }

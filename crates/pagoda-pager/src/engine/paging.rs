@@ -12,11 +12,13 @@
 //! for the next daemon. Once halted, the machine gets no event, so no action follows.
 
 mod arm;
+mod borrow;
 mod busy;
 mod content;
 mod exec;
 mod io;
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,6 +33,7 @@ use pagoda_sys::ring::{Ring, RingError};
 use pagoda_sys::socket::SharedMap;
 use pagoda_sys::uffd::Fault;
 
+use crate::loan::Loan;
 use crate::recover::{self, RecoverError};
 use crate::share::Member;
 use crate::source::Source;
@@ -59,11 +62,21 @@ pub struct Paging {
     /// The machine's time counts from here.
     started: Instant,
     halted: Option<String>,
+    borrow: Option<borrow::Borrow>,
+    /// Faults that were read while the kernel waited for a message to be read.
+    heard: RefCell<VecDeque<Fault>>,
 }
 
 impl Paging {
     /// Of a VM that is not armed.
-    pub fn new(vm: Arc<str>, machine: Machine, space: Space, tiers: Stack, shared: SharedMap) -> Paging {
+    pub fn new(
+        vm: Arc<str>,
+        machine: Machine,
+        space: Space,
+        tiers: Stack,
+        shared: SharedMap,
+        loan: Option<Loan>,
+    ) -> Paging {
         Paging {
             vm,
             machine,
@@ -76,6 +89,8 @@ impl Paging {
             has_buffers: false,
             started: Instant::now(),
             halted: None,
+            borrow: loan.map(borrow::Borrow::new),
+            heard: RefCell::default(),
         }
     }
 
@@ -136,7 +151,11 @@ impl Paging {
         let comes_first = |event: &Event| {
             matches!(
                 event,
-                Event::PunchDone { .. } | Event::ShareDone { .. } | Event::ProtectFailed { .. } | Event::Thaw
+                Event::PunchDone { .. }
+                    | Event::ShareDone { .. }
+                    | Event::Fenced { .. }
+                    | Event::ProtectFailed { .. }
+                    | Event::Thaw
             )
         };
         let at = self.events.iter().position(|event| !comes_first(event)).unwrap_or(self.events.len());

@@ -11,6 +11,7 @@ use pagoda_image::Ledger;
 use pagoda_sys::ring::RingError;
 use pagoda_sys::socket::{Connection, SharedMap};
 
+use crate::loan::Loan;
 use crate::recover::RecoverError;
 use crate::space::Space;
 use crate::tier::Stack;
@@ -56,6 +57,8 @@ pub struct Parts {
     pub image: Option<Arc<Ledger>>,
     /// Whether equal pages are looked for when nothing has to leave, too.
     pub sharing: Sharing,
+    /// What it borrows of its snapshot.
+    pub loan: Option<Loan>,
 }
 
 /// Where a VM's pages are when its engine starts.
@@ -88,6 +91,9 @@ pub enum EngineError {
     /// A userfaultfd.
     #[error("register memory: {errno}")]
     Register { errno: pagoda_sys::Errno, registered: usize },
+    /// What it borrows.
+    #[error("look at what it borrows of its snapshot: {0}")]
+    Loan(std::io::Error),
     /// The table of shared pages.
     #[error("read the table of shared pages: {0}")]
     Shared(pagoda_sys::Errno),

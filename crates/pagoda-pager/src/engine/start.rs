@@ -81,7 +81,7 @@ impl Engine {
                 let name: Arc<str> = parts.name.into();
                 let machine = Machine::new(config);
                 let mut engine = Engine {
-                    paging: Paging::new(Arc::clone(&name), machine, parts.space, parts.tiers, parts.shared),
+                    paging: Paging::new(Arc::clone(&name), machine, parts.space, parts.tiers, parts.shared, parts.loan),
                     ring,
                     inbox,
                     link: VmmLink::new(&name, parts.pidfd),
@@ -140,6 +140,8 @@ impl Engine {
             self.welcome(&agent, &welcome);
             self.connect_agent(agent)?;
         }
+        // What was ordered is done by now, or never is: before anything is looked at.
+        self.paging.settle_moves()?;
         // Intents first: one of them may stand where the note of a lost image goes.
         let settled = if origin.is_taken_over() { self.paging.settle_intents()? } else { 0 };
         // Before any page can change.

@@ -15,7 +15,10 @@ impl Engine {
             // Completions of libaio and io_uring are seen when the agent looks at their rings.
             self.link.agent.ask_clock(&mut self.ring);
             self.apply(Event::Tick);
-        } else if self.paging.machine().is_copying_back() || now - self.ticked >= TICK_BUSY {
+        } else if self.paging.machine().is_owning_paused()
+            || self.paging.machine().is_copying_back()
+            || now - self.ticked >= TICK_BUSY
+        {
             self.ticked = now;
             self.apply(Event::Tick);
         }
@@ -27,6 +30,8 @@ impl Engine {
             let turned = sampler.turn_ages(now, &mut context);
             self.or_halt(turned);
             self.paging.maintain_tiers();
+            // An answer may have been lost with the connection before this one.
+            self.repeat_move();
         }
         if self.paging.may_be_free() {
             let armed = self.begin_to_arm();

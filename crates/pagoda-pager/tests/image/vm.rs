@@ -166,6 +166,7 @@ impl Vm {
             },
             image,
             sharing: if self.kind.shares { Sharing::PageOut } else { Sharing::Off },
+            loan: None,
         };
         let (handle, inbox) = channel_pair().unwrap();
         let (sender, notices) = channel();

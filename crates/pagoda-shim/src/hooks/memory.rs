@@ -11,7 +11,7 @@ use crate::attach;
 use crate::attachment::attachment;
 use crate::config::{Config, config};
 use crate::say::{give_up, say};
-use crate::{calls, folios, ram, real};
+use crate::{borrow, calls, folios, ram, real};
 
 /// A mapping of a RAM file is about to be made: is it the one of its region?
 fn is_whole_region(config: &Config, region: usize, len: usize, offset: off_t) -> bool {
@@ -22,6 +22,11 @@ fn is_whole_region(config: &Config, region: usize, len: usize, offset: off_t) ->
 /// The protection that the VMM wants for each region. Until the VM is attached its RAM has none, so that no page of it
 /// is used before it is managed.
 static WANTED: [AtomicI32; REGIONS_MAX] = [const { AtomicI32::new(libc::PROT_NONE) }; REGIONS_MAX];
+
+/// The protection that the VMM wants for a region.
+pub fn wanted_protection(region: usize) -> c_int {
+    WANTED[region].load(Ordering::Relaxed)
+}
 
 /// The region is mapped: with the last of them the VM is handed over before its VMM goes on.
 fn region_mapped(config: &'static Config, region: usize, addr: *mut c_void, len: usize, prot: c_int) {
@@ -40,6 +45,15 @@ fn region_mapped(config: &'static Config, region: usize, addr: *mut c_void, len:
             }
         }
     }
+}
+
+/// Advice that means nothing to a shared file, which RAM is to the VMM, and that drops pages of a private mapping or has the
+/// kernel replace them.
+fn drops_private_pages(advice: c_int) -> bool {
+    /// `MADV_DONTNEED_LOCKED` of `linux/mman.h` (Linux 5.18).
+    const DONTNEED_LOCKED: c_int = 24;
+    let drops = [libc::MADV_DONTNEED, DONTNEED_LOCKED, libc::MADV_FREE, libc::MADV_MERGEABLE, libc::MADV_WIPEONFORK];
+    drops.contains(&advice)
 }
 
 /// The guest gave part of a region back.
@@ -114,6 +128,9 @@ hook! {
 
     /// Gives advice. Of that on RAM, MADV_REMOVE is a discard, and DOFORK and HUGEPAGE must not undo what `region_mapped` did.
     fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
+        if drops_private_pages(advice) && borrow::is_lent(addr as usize, len) {
+            return 0;
+        }
         let special = match advice {
             libc::MADV_REMOVE | libc::MADV_DOFORK => true,
             libc::MADV_HUGEPAGE => folios::must_be_small(),

@@ -126,7 +126,7 @@ pub fn before_register(opcode: c_uint, argument: *const c_void, count: c_uint) {
             let ring = unsafe { argument.cast::<(u64, u32)>().as_ref() };
             let names = ring.is_some_and(|(addr, entries)| ram::overlaps(*addr as usize, *entries as usize * 16));
             if names {
-                foreign::report(ForeignReason::FixedBuffers);
+                foreign::report_pins(ForeignReason::FixedBuffers);
             }
         }
         register::RESIZE_RINGS => sockets::report_if(true),
@@ -136,7 +136,7 @@ pub fn before_register(opcode: c_uint, argument: *const c_void, count: c_uint) {
         | register::CLONE_BUFFERS
         | register::ZCRX_IFQ
         | register::MEM_REGION => {
-            foreign::report(ForeignReason::FixedBuffers);
+            foreign::report_pins(ForeignReason::FixedBuffers);
         }
         _ => sockets::report_if(true),
     }
@@ -146,7 +146,7 @@ pub fn before_register(opcode: c_uint, argument: *const c_void, count: c_uint) {
 fn report_fixed(iov: *const iovec, count: c_uint) {
     // SAFETY: `iov` is null or has `count` elements, as the registering functions demand.
     if unsafe { ram::any_overlaps(iov, count as usize) } {
-        foreign::report(ForeignReason::FixedBuffers);
+        foreign::report_pins(ForeignReason::FixedBuffers);
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use pagoda_abi::attach::{FDS_MAX, PACKET_MAX, PREPARED_DEVICE, Packet, Ranges, Region, Shard};
+use pagoda_abi::attach::{FDS_MAX, PACKET_MAX, PREPARED_DEVICE, PREPARED_TEMPLATE, Packet, Ranges, Region, Shard};
 use pagoda_abi::shared::{SHARED_MAGIC, Shared};
 use pagoda_abi::{Token, attach};
 
@@ -49,6 +49,15 @@ pub struct Vm {
     pub shards: Vec<Shard>,
     pub fds: Vec<OwnedFd>,
     pub link: Link,
+}
+
+/// The same before it is answered.
+pub struct Hello {
+    pub pid: u32,
+    pub regions: Vec<Region>,
+    pub shards: Vec<Shard>,
+    pub fds: Vec<OwnedFd>,
+    link: Link,
 }
 
 /// A connection.
@@ -113,25 +122,45 @@ impl Daemon {
 
     /// Serves a VM's start: Ram, Fetched, Prepare, Prepared, Hello, Welcome.
     pub fn attach(&self, uffds: u32) -> Vm {
+        self.prepare_with(uffds, None).welcome()
+    }
+
+    /// The same up to the Hello.
+    pub fn prepare_with(&self, uffds: u32, template: Option<&OwnedFd>) -> Hello {
         self.give_ram();
         let link = self.accept();
         assert_eq!(link.receive().0, Packet::Prepare { token: TOKEN });
         // SAFETY: open(2) with a NUL-terminated path.
         let device = unsafe { libc::open(c"/dev/userfaultfd".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
         let device = owned(checked(device, "/dev/userfaultfd: these tests need to be root"));
-        let prepared = Packet::Prepared { uffds, flags: PREPARED_DEVICE };
-        link.send(&prepared, &[self.shared_fd.as_raw_fd(), device.as_raw_fd()]);
-        self.greet(link)
+        let given = if template.is_some() { PREPARED_TEMPLATE } else { 0 };
+        let prepared = Packet::Prepared { uffds, flags: PREPARED_DEVICE | given };
+        let mut fds = vec![self.shared_fd.as_raw_fd(), device.as_raw_fd()];
+        fds.extend(template.map(AsRawFd::as_raw_fd));
+        link.send(&prepared, &fds);
+        hear(link)
     }
 
     /// Reads Hello and says Welcome.
     pub fn greet(&self, link: Link) -> Vm {
-        let (packet, fds) = link.receive();
-        let Packet::Hello { token, pid, regions, shards } = packet else { panic!("not a Hello: {packet:?}") };
-        assert_eq!(token, TOKEN);
+        hear(link).welcome()
+    }
+}
+
+fn hear(link: Link) -> Hello {
+    let (packet, fds) = link.receive();
+    let Packet::Hello { token, pid, regions, shards } = packet else { panic!("not a Hello: {packet:?}") };
+    assert_eq!(token, TOKEN);
+    let (regions, shards) = (regions.as_slice().to_vec(), shards.as_slice().to_vec());
+    // Those of RAM, the userfaultfds, the shared memory, and the template if there is one.
+    assert!((regions.len() + shards.len() + 1..=regions.len() + shards.len() + 2).contains(&fds.len()));
+    Hello { pid, regions, shards, fds, link }
+}
+
+impl Hello {
+    pub fn welcome(self) -> Vm {
+        let Hello { pid, regions, shards, fds, link } = self;
         link.send(&Packet::Welcome { flags: 0 }, &[]);
-        let (regions, shards) = (regions.as_slice().to_vec(), shards.as_slice().to_vec());
-        assert_eq!(fds.len(), regions.len() + shards.len() + 1);
         Vm { pid, regions, shards, fds, link }
     }
 }

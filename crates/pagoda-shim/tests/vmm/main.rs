@@ -3,6 +3,7 @@
 //! Needs root (userfaultfd), libaio1 and liburing2 (QEMU depends on both), and qemu-system-x86_64.
 //! Arguments, if any, are parts of the names of the cases to run.
 
+mod borrow;
 mod daemon;
 mod toy;
 
@@ -24,10 +25,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A case runs in a directory of its own.
 type Case = fn(&Path);
 
-const CASES: [(&str, Case); 11] = [
+const CASES: [(&str, Case); 12] = [
     ("a_vm_is_handed_over_whole", a_vm_is_handed_over_whole),
     ("zaps_are_checked_and_move_the_epoch", zaps_are_checked_and_move_the_epoch),
     ("ram_is_guarded", ram_is_guarded),
+    ("what_is_borrowed_is_read_written_and_moved", borrow::what_is_borrowed_is_read_written_and_moved),
     ("discards_are_asked_for", discards_are_asked_for),
     ("the_vm_survives_its_daemon", the_vm_survives_its_daemon),
     ("io_in_flight_is_on_the_clock", io_in_flight_is_on_the_clock),

@@ -77,6 +77,11 @@ fn map(fd: c_int, kind: c_int) -> *mut u8 {
     unsafe { libc::mmap(std::ptr::null_mut(), REGION as usize, libc::PROT_READ | libc::PROT_WRITE, kind, fd, 0).cast() }
 }
 
+/// Where the chunk begins that a command names.
+fn chunk_of(command: &str) -> usize {
+    command[5..].parse::<usize>().unwrap() << 20
+}
+
 /// A call's outcome: "ok" or the error.
 fn outcome(result: c_int) -> String {
     if result == 0 { "ok".into() } else { format!("{}", std::io::Error::last_os_error().raw_os_error().unwrap()) }
@@ -100,6 +105,14 @@ impl Toy {
                 "punch" => {
                     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                     outcome(libc::fallocate(fd, mode, page - 10, 3 * page))
+                }
+                _ if command.starts_with("peek ") => ram.add(chunk_of(command)).read_volatile().to_string(),
+                _ if command.starts_with("poke ") => {
+                    ram.add(chunk_of(command)).write_volatile(119);
+                    "ok".into()
+                }
+                _ if command.starts_with("drop ") => {
+                    outcome(libc::madvise(ram.add(chunk_of(command)).cast(), 1 << 20, libc::MADV_DONTNEED))
                 }
                 "remove" => outcome(libc::madvise(ram.add(page as usize).cast(), BLOCK, libc::MADV_REMOVE)),
                 "truncate" => outcome(libc::ftruncate(fd, 0)),

@@ -8,12 +8,14 @@ use std::mem::size_of;
 pub const API: u64 = 0xAA;
 
 pub const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+pub const FEATURE_EVENT_REMAP: u64 = 1 << 2;
 pub const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 pub const FEATURE_THREAD_ID: u64 = 1 << 8;
 pub const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 pub const FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 
 pub const EVENT_PAGEFAULT: u8 = 0x12;
+pub const EVENT_REMAP: u8 = 0x14;
 pub const FAULT_WRITE: u64 = 1 << 0;
 pub const FAULT_WP: u64 = 1 << 1;
 pub const FAULT_MINOR: u64 = 1 << 2;

@@ -27,6 +27,7 @@ pub(super) struct File {
     pub tune_host: Option<bool>,
     pub large_folios: Option<LargeFolios>,
     pub page_sharing: Option<bool>,
+    pub clone_sharing: Option<bool>,
     pub page_in: Option<PageIn>,
     pub replacement: Option<Replacement>,
     pub busy_poll_us: Option<u64>,

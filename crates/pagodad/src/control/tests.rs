@@ -42,6 +42,7 @@ fn registry(name: &str) -> (PathBuf, Arc<Registry>) {
         tune_host: false,
         large_folios: LargeFolios::Off,
         page_sharing: false,
+        clone_sharing: false,
         page_in: crate::config::PageIn::default(),
         replacement: crate::config::Replacement::default(),
         busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,

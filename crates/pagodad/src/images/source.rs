@@ -73,6 +73,10 @@ impl Source {
         self.manifest().id
     }
 
+    pub fn image(&self) -> &Arc<Image> {
+        &self.image
+    }
+
     pub fn manifest(&self) -> &Manifest {
         self.image.manifest()
     }

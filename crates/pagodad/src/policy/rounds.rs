@@ -143,7 +143,9 @@ fn finish_report(vm: &mut Reported) {
     if !vm.is_measured
         && let Ok(own) = pagoda_sys::process::own_memory(vm.pid)
     {
-        vm.report.measured = Some(Bytes(own + status.table_bytes).pages_ceil());
+        // What it has written of what it borrows is guest memory, and counted as that.
+        let private = PageCount(status.stats.get(Metric::PrivatePages)).bytes().0;
+        vm.report.measured = Some(Bytes(own.saturating_sub(private) + status.table_bytes).pages_ceil());
     }
 }
 

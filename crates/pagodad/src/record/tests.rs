@@ -105,6 +105,7 @@ fn it_is_written_as_it_was() {
 fn record_reads_as_written() {
     let mut records = vec![all(), least(), with_launch(), with_operation(), with_reads()];
     records.push(Record { operation: None, ..with_operation() });
+    records.push(Record { borrows: true, ..with_reads() });
     let without = |change: fn(&mut Record)| {
         let mut record = all();
         change(&mut record);

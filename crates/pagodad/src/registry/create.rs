@@ -13,6 +13,7 @@ use pagoda_abi::Token;
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, Launch, VmKind};
 use pagoda_core::policy::VmId;
+use pagoda_image::Image;
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
@@ -142,6 +143,24 @@ impl Registry {
             None => self.prepare(request, None)?.make(),
             Some((source, None)) => self.prepare(request, Some(source))?.make(),
             Some((source, Some(disks))) => self.prepare(request, Some(source))?.with_disks(disks).make(),
+        }
+    }
+
+    /// Has a VM that nobody has attached to share what it reads of its image with the others that do. Without room it has its memory
+    /// to itself.
+    pub fn lend(&self, name: &str, image: &Image) {
+        if !self.config.clone_sharing || !self.protect {
+            return;
+        }
+        match self.images.templates().of(image) {
+            Ok(template) => {
+                if let Some(vm) = self.lock().get_mut(name) {
+                    vm.template = Some(template);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(vm = %name, "it shares no memory with other clones: {}", in_full(error.as_ref()))
+            }
         }
     }
 

@@ -51,6 +51,7 @@ impl Registry {
         let resident_bytes = if status.armed { gauge(Metric::Resident) } else { status.ram_bytes };
         let swapped_bytes = gauge(Metric::Swapped);
         let shared_bytes = gauge(Metric::Shared);
+        let borrowed_bytes = gauge(Metric::Borrowed);
         let counters = CATALOGUE.iter().zip(status.stats.values()).map(|(def, value)| (def.name.to_owned(), *value));
         let mut counters: BTreeMap<String, u64> = counters.collect();
         counters.insert("table_bytes".into(), status.table_bytes);
@@ -66,7 +67,7 @@ impl Registry {
             dram_limit_bytes: vm.record.dram(),
             resident_bytes,
             swapped_bytes,
-            zero_bytes: memory_bytes.saturating_sub(resident_bytes + swapped_bytes + shared_bytes),
+            zero_bytes: memory_bytes.saturating_sub(resident_bytes + swapped_bytes + shared_bytes + borrowed_bytes),
             swap_used_bytes: status.swap_bytes,
             armed: status.armed,
             huge: attached && !status.armed && FolioSize::Huge.on_advice(),

@@ -29,6 +29,7 @@ pub fn registry(dir: &Path) -> Registry {
         tune_host: false,
         large_folios: LargeFolios::Off,
         page_sharing: false,
+        clone_sharing: false,
         page_in: PageIn::default(),
         replacement: Replacement::default(),
         busy_poll: pagoda_pager::poll::BUSY_POLL_DEFAULT,

@@ -13,6 +13,7 @@ use pagoda_pager::tier::image::ImageTier;
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::socket::SharedMap;
 use pagoda_sys::swapfile::SwapFile;
+use pagoda_sys::template::Template;
 
 use super::process::{Starter, Taken};
 use super::writing::WritingLock;
@@ -36,6 +37,8 @@ pub struct Vm {
     pub swap: Option<SwapFile>,
     /// The tier of the image that it was made of, until it is attached.
     pub image_tier: Option<ImageTier>,
+    /// What it borrows of that image, until it is attached.
+    pub template: Option<Arc<Template>>,
     /// Nobody removes that image before the VM and its files are gone.
     pub reading: Option<Reading>,
     /// What the VMM keeps for whichever daemon there is, once attached.
@@ -84,6 +87,7 @@ impl Vm {
             ram: Vec::new(),
             swap: None,
             image_tier: None,
+            template: None,
             reading: None,
             shared: None,
             inodes: Vec::new(),

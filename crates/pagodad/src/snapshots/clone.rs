@@ -54,7 +54,11 @@ fn one(registry: &Registry, request: &CloneRequest, clone: &NewClone) -> Result<
     let source = source_of(registry, &request.from, &clone.name)?;
     let vm = vm_of(source.manifest(), request, clone);
     check_disks(source.manifest(), &vm)?;
-    registry.create_from(vm, Some((source, None)))
+    let image = Arc::clone(source.image());
+    let made = registry.create_from(vm, Some((source, None)))?;
+    // Nobody has its token yet, so nothing can have attached to it.
+    registry.lend(&made.name, &image);
+    Ok(made)
 }
 
 fn vm_of(manifest: &Manifest, request: &CloneRequest, clone: &NewClone) -> CreateVm {

@@ -45,6 +45,8 @@ use crate::registry::operation::{ImageThen, Ready};
 
 /// How long pages are protected while the VM runs. What is left is protected while it stands still.
 const PREPARE_MAX: Duration = Duration::from_secs(2);
+/// How long a clone's memory may take to become its own: some 1,000 chunks a second.
+const OWN_MAX: Duration = Duration::from_secs(60);
 /// All pages have been protected so often: the second time for what was written during the first.
 const SWEEPS: u32 = 2;
 /// Between two looks how far that is.
@@ -270,15 +272,22 @@ impl<'a> Taking<'a> {
         if !status.armed {
             return Bytes(status.ram_bytes).pages_ceil();
         }
-        let gauges = [Metric::Resident, Metric::Swapped, Metric::Shared];
+        let gauges = [Metric::Resident, Metric::Swapped, Metric::Shared, Metric::Borrowed];
         PageCount(gauges.iter().map(|gauge| status.stats.get(*gauge)).sum())
     }
 
-    /// Step 3. If it takes too long, the rest is protected while the VM stands still.
+    /// Step 3. If it takes too long, the rest is protected while the VM stands still. What is borrowed becomes the VM's own before
+    /// that, however long it takes.
     fn wait_until_prepared(&self) -> Result<(), String> {
-        let deadline = Instant::now() + PREPARE_MAX;
+        let mut deadline = Instant::now() + PREPARE_MAX;
+        let last = Instant::now() + OWN_MAX;
         loop {
             let status = self.handle.fresh_status();
+            if status.stats.get(Metric::BorrowedChunks) > 0 && Instant::now() < last {
+                deadline = Instant::now() + PREPARE_MAX;
+                std::thread::sleep(LOOK);
+                continue;
+            }
             let stage = status.image.filter(|image| image.id == self.image).map(|image| image.stage);
             match stage {
                 Some(ImageStage::Preparing { sweeps }) if status.armed && sweeps >= SWEEPS => return Ok(()),

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::rc::Rc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use pagoda_api::{CloneRequest, ErrorCode, HostPatch, NewClone, SnapshotName};
@@ -11,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vm_tests::control::Control;
 use vm_tests::qmp::Qmp;
-use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, Qemu, wait};
+use vm_tests::{Daemon, DaemonOptions, Folios, Guest, GuestOptions, Lab, Qemu, wait};
 
 use crate::snapshots::{become_guest, take, wait_durable};
 use crate::snapshots_disks::{Disk, qemu_img};
@@ -122,15 +124,38 @@ fn ensure_source_alone(lab: &Lab, daemon: &Daemon) -> Result<()> {
     Ok(())
 }
 
-fn go_on(qemu: Qemu) -> Result<()> {
+/// Whether clones share the memory that they only read.
+#[derive(Clone, Copy, PartialEq)]
+enum Sharing {
+    No,
+    Yes,
+}
+
+impl Sharing {
+    fn daemon(self, lab: &Lab) -> Result<Rc<Daemon>> {
+        let more = if self == Sharing::Yes { vec!["--clone-sharing".to_owned()] } else { Vec::new() };
+        lab.daemon_with(DaemonOptions { more, ..DaemonOptions::new(Folios::Small) })
+    }
+
+    /// The clone borrows, or has all of its memory to itself.
+    fn check(self, daemon: &Daemon, clone: &str) -> Result<()> {
+        let counters = daemon.vm(clone)?.counters;
+        println!("{clone}: {} borrowed, {} private", counters["borrowed_pages"], counters["private_pages"]);
+        ensure!((counters["borrowed_chunks"] > 0) == (self == Sharing::Yes), "{clone}: {counters:#?}");
+        Ok(())
+    }
+}
+
+fn go_on(qemu: Qemu, sharing: Sharing) -> Result<()> {
     Lab::run("three clones go on", 4, |lab| {
-        let daemon = lab.daemon(Folios::Small)?;
+        let daemon = sharing.daemon(lab)?;
         let guest = lab.guest(&daemon, &options(qemu))?;
         let mut source = guest.control()?;
         source.run(FILL)?;
         let mut clones = clone(lab, &daemon, &["web1", "--count", "3", "--name", "job-%d", "--dram", DRAM])?;
         let names = ["job-1", "job-2", "job-3"];
         ensure!(clones.of.iter().map(|(name, _)| name.as_str()).eq(names), "{clones:?}");
+        names.iter().try_for_each(|name| sharing.check(&daemon, name))?;
         // Each verifies what the source filled, and then has content of its own.
         names.iter().try_for_each(|name| clones.control(name, &guest)?.send("verify"))?;
         source.run("run random passes=1 write=100")?;
@@ -156,19 +181,92 @@ fn go_on(qemu: Qemu) -> Result<()> {
 
 #[test]
 fn three_clones_go_on() -> Result<()> {
-    go_on(Qemu::System)
+    go_on(Qemu::System, Sharing::No)
 }
 
 #[test]
 fn three_clones_go_on_qemu_10() -> Result<()> {
-    go_on(Qemu::Ten)
+    go_on(Qemu::Ten, Sharing::No)
+}
+
+/// Their caps are below what each writes, so what they have written becomes their own and leaves.
+#[test]
+fn three_clones_that_share_go_on() -> Result<()> {
+    go_on(Qemu::System, Sharing::Yes)
+}
+
+#[test]
+fn three_clones_that_share_go_on_qemu_10() -> Result<()> {
+    go_on(Qemu::Ten, Sharing::Yes)
+}
+
+/// What an idle clone has of its own is what it has written.
+#[test]
+fn clones_that_do_nothing_have_little_of_their_own() -> Result<()> {
+    const IDLE: Duration = Duration::from_secs(10);
+    /// Of each, when it has done nothing for so long.
+    const PRIVATE_MAX: u64 = 2 << 20;
+    Lab::run("idle clones", 4, |lab| {
+        let daemon = Sharing::Yes.daemon(lab)?;
+        let guest = lab.guest(&daemon, &options(Qemu::System))?;
+        let mut source = guest.control()?;
+        source.run(FILL)?;
+        let mut clones = clone(lab, &daemon, &["web1", "--count", "3", "--name", "job-%d"])?;
+        std::thread::sleep(IDLE);
+        for (name, _) in clones.of.clone() {
+            Sharing::Yes.check(&daemon, &name)?;
+            let info = daemon.vm(&name)?;
+            println!("{name}: {} bytes in DRAM", info.resident_bytes);
+            ensure!(info.resident_bytes <= PRIVATE_MAX, "{name}: {:#?}", info.counters);
+            clones.control(&name, &guest)?.run("verify")?;
+            // What it reads costs it nothing.
+            let read = daemon.vm(&name)?;
+            println!("{name}: {} bytes in DRAM after it has read all", read.resident_bytes);
+        }
+        clones.power_off(&daemon, &guest)?;
+        source.send("poweroff")?;
+        guest.finish()
+    })
+}
+
+/// The daemon dies again and again while clones write, and while what they have written becomes their own.
+#[test]
+fn clones_that_share_survive_their_daemon() -> Result<()> {
+    const KILLS: u32 = 6;
+    Lab::run("clones that share survive", 3, |lab| {
+        let daemon = Sharing::Yes.daemon(lab)?;
+        let guest = lab.guest(&daemon, &options(Qemu::System))?;
+        let mut source = guest.control()?;
+        source.run(FILL)?;
+        let mut clones = clone(lab, &daemon, &["web1", "--count", "2", "--name", "job-%d"])?;
+        let names = ["job-1", "job-2"];
+        for round in 0..KILLS {
+            names.iter().try_for_each(|name| clones.control(name, &guest)?.send("run random passes=1 write=100"))?;
+            // The first is squeezed, and so its chunks become its own; the second borrows on.
+            daemon.set_dram_mib("job-1", u64::from(84 - round * 4))?;
+            std::thread::sleep(Duration::from_millis(200 + 130 * u64::from(round)));
+            daemon.kill9()?;
+            std::thread::sleep(Duration::from_millis(100));
+            daemon.start_again()?;
+            for name in names {
+                clones.control(name, &guest)?.reply().with_context(|| format!("{name}, round {round}"))?;
+            }
+        }
+        Sharing::Yes.check(&daemon, "job-2")?;
+        ensure!(daemon.vm("job-1")?.counters["owned_chunks"] > 0, "{:#?}", daemon.vm("job-1")?.counters);
+        for name in names {
+            clones.control(name, &guest)?.run("verify")?;
+        }
+        clones.power_off(&daemon, &guest)?;
+        source.send("poweroff")?;
+        guest.finish()
+    })
 }
 
 /// A clone is a VM: it has snapshots, and clones of its own.
-#[test]
-fn a_clone_of_a_clone() -> Result<()> {
+fn of_a_clone(sharing: Sharing) -> Result<()> {
     Lab::run("a clone of a clone", 3, |lab| {
-        let daemon = lab.daemon(Folios::Small)?;
+        let daemon = sharing.daemon(lab)?;
         let guest = lab.guest(&daemon, &options(Qemu::System))?;
         let mut source = guest.control()?;
         source.run(FILL)?;
@@ -183,6 +281,17 @@ fn a_clone_of_a_clone() -> Result<()> {
         source.send("poweroff")?;
         guest.finish()
     })
+}
+
+#[test]
+fn a_clone_of_a_clone() -> Result<()> {
+    of_a_clone(Sharing::No)
+}
+
+/// A snapshot of a clone is taken when all of its memory is its own.
+#[test]
+fn a_clone_of_a_clone_that_shares() -> Result<()> {
+    of_a_clone(Sharing::Yes)
 }
 
 /// Makes the pool so small that two clones fit, and not a third.
@@ -289,10 +398,10 @@ fn isolated_clones_have_networks_of_their_own() -> Result<()> {
 }
 
 /// Each compares its disk with what its memory remembers of it, block by block, while it writes.
-fn with_disks(qemu: Qemu) -> Result<()> {
+fn with_disks(qemu: Qemu, sharing: Sharing) -> Result<()> {
     const WORK: &str = "pagoda.work=blocks:seconds=15:threads=2:write=70";
     Lab::run("clones with disks", 3, |lab| {
-        let daemon = lab.daemon(Folios::Small)?;
+        let daemon = sharing.daemon(lab)?;
         let disk = Disk::make(lab)?;
         let options = GuestOptions::new("web1", WORK).memory(MEMORY).qemu(qemu).more(&disk.drive("threads"));
         let guest = lab.guest(&daemon, &options)?;
@@ -333,10 +442,16 @@ fn with_disks(qemu: Qemu) -> Result<()> {
 
 #[test]
 fn clones_have_disks_of_their_own() -> Result<()> {
-    with_disks(Qemu::System)
+    with_disks(Qemu::System, Sharing::No)
+}
+
+/// Direct I/O into what is borrowed.
+#[test]
+fn clones_that_share_have_disks_of_their_own() -> Result<()> {
+    with_disks(Qemu::System, Sharing::Yes)
 }
 
 #[test]
 fn clones_have_disks_of_their_own_qemu_10() -> Result<()> {
-    with_disks(Qemu::Ten)
+    with_disks(Qemu::Ten, Sharing::No)
 }

@@ -51,6 +51,8 @@ pub struct Watch {
     pub ticket: u32,
     /// Sampled pages that were used in this period.
     pub touched: u32,
+    /// Sampled pages of borrowed chunks: nobody can tell whether they are read, and they take no DRAM of the VM's.
+    pub borrowed: u32,
 }
 
 impl Watch {
@@ -92,6 +94,11 @@ impl Watch {
         self.hidden.entry(page.chunk()).or_default().of(purpose).set(page.index_in_chunk());
     }
 
+    /// The page is borrowed, and not watched.
+    pub fn note_borrowed(&mut self, purpose: Purpose) {
+        self.borrowed += u32::from(purpose == Purpose::Sample);
+    }
+
     /// It may be mapped again.
     pub fn unhide(&mut self, page: PageIdx, purpose: Purpose) {
         let Some(marks) = self.hidden.get_mut(&page.chunk()) else { return };
@@ -124,6 +131,6 @@ impl Watch {
     pub fn sample_count(&self) -> SampleCount {
         let hidden: u32 = self.hidden.values().map(|marks| u32::from(marks.sample.count())).sum();
         let untouched = hidden - self.zapping.iter().filter(|(_, purpose)| *purpose == Purpose::Sample).count() as u32;
-        SampleCount { watched: untouched + self.touched, touched: self.touched }
+        SampleCount { watched: untouched + self.touched + self.borrowed, touched: self.touched }
     }
 }

@@ -101,5 +101,6 @@ pub fn refusal_text(why: Refusal) -> &'static str {
         }
         Refusal::Pinned => "others may write the VM's memory unseen, for which it is pinned",
         Refusal::DirectIo => "direct I/O of its VMM did not end",
+        Refusal::Borrowed => "it shares memory with other clones of its snapshot still",
     }
 }

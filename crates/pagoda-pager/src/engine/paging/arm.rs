@@ -35,11 +35,16 @@ impl Paging {
         if !std::mem::replace(&mut self.has_buffers, true) {
             ring.set_buffers(io::buffers()?)?;
         }
+        let places = self.places()?;
+        // It is no part of any page yet.
+        self.drop_copies(&places)?;
         for (registered, shard) in self.space.shards().iter().enumerate() {
-            let result = shard.uffd.register(shard.addr, shard.len);
+            let result = self.register(shard, &places);
             result.map_err(|errno| EngineError::Register { errno, registered })?;
         }
-        let found = recover::find(&self.space, &mut self.tiers, frozen)?;
+        self.protect_borrowed(&places)?;
+        let mut found = recover::find(&self.space, &mut self.tiers, frozen)?;
+        self.find_private(&places, &mut found)?;
         self.machine.armed(|chunk| found[chunk.as_usize()]);
         Ok(())
     }

@@ -39,23 +39,25 @@ impl Paging {
     /// Executes `Unprotect`: answers the first write to clean pages.
     pub fn unprotect(&self, pages: Pages) -> Result<(), Broken> {
         let location = self.space.locate(pages);
-        match self.space.uffd(location.addr).unprotect(location.addr, location.len) {
-            Ok(()) => Ok(()),
-            Err(errno) => self.check(Resolved::Partial { bytes: 0, errno }, "end write protection"),
-        }
+        let uffd = self.space.uffd(location.addr);
+        let resolved = self.retry(|| Resolved::of(uffd.unprotect(location.addr, location.len)));
+        self.check(resolved, "end write protection")
     }
 
     /// Executes `Protect`. False: it could not be done, which the machine hears before anything new.
     pub fn protect(&mut self, pages: Pages) -> bool {
         let location = self.space.locate(pages);
-        match self.space.uffd(location.addr).protect(location.addr, location.len) {
-            Ok(()) => true,
-            Err(errno) => {
-                tracing::debug!(vm = %self.vm, "write-protect: {errno}");
-                self.push_correction(Event::ProtectFailed { pages });
-                false
-            }
+        let uffd = self.space.uffd(location.addr);
+        let mut protected = uffd.protect(location.addr, location.len);
+        if protected == Err(Errno::AGAIN) {
+            self.hear();
+            protected = uffd.protect(location.addr, location.len);
         }
+        if let Err(errno) = protected {
+            tracing::debug!(vm = %self.vm, "write-protect: {errno}");
+            self.push_correction(Event::ProtectFailed { pages });
+        }
+        protected.is_ok()
     }
 
     /// Executes `Wake`.
@@ -272,14 +274,20 @@ impl Paging {
     }
 
     /// Tries again while the host has no memory to give; the VM's faults wait meanwhile, as under the kernel's own reclaim.
-    fn retry(&self, mut attempt: impl FnMut() -> Resolved) -> Resolved {
+    pub(super) fn retry(&self, mut attempt: impl FnMut() -> Resolved) -> Resolved {
         let start = std::time::Instant::now();
         loop {
             let resolved = attempt();
             if !(resolved.no_memory() || resolved.busy()) || start.elapsed() > MEMORY_PATIENCE {
                 return resolved;
             }
-            std::thread::sleep(MEMORY_PAUSE);
+            match resolved.busy() {
+                true => {
+                    self.hear();
+                    std::thread::yield_now();
+                }
+                false => std::thread::sleep(MEMORY_PAUSE),
+            }
         }
     }
 
