@@ -5,6 +5,8 @@
 //! * **Many at a time.** From the start of the command to the last RESUME, and the guest memory of all of them. The peer starts as
 //!   many. What its guests have written, with the file that they share, is what has to be there.
 //!
+//! Both once more with `clone_sharing = true`: what clones share is counted with the many.
+//!
 //! Guests verify their memory afterwards: each single one, and [`VERIFIED`] of many.
 
 mod bare;
@@ -43,9 +45,15 @@ const IDLE_KIB_MAX: f64 = 1024.0;
 const OF_MANY_BARE_MAX: f64 = 1.15;
 const OF_WRITTEN_MAX: f64 = 1.01;
 
+/// In the daemon's configuration.
+const SHARING: &str = "clone_sharing = true\n";
+/// What the daemon calls the file that clones share, in the links of `/proc/PID/fd`.
+const TEMPLATE: &str = "/memfd:pagoda-template";
+
 #[derive(Default)]
 struct Measured {
-    one: Side,
+    own: Side,
+    sharing: Side,
     bare: Side,
 }
 
@@ -73,26 +81,38 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     for round in 0..setup.rounds {
         eprintln!("clone: round {} of {}", round + 1, setup.rounds);
         let template = Template::make(setup, &start)?;
-        let daemon = Daemon::start(&setup.dir)?;
-        take(&daemon, &start)?;
-        for number in 0..REPEATS {
-            ours(&daemon, number, &mut measured.one)?;
-            template.one(&mut measured.bare)?;
+        let config = setup.dir.join("clone.toml");
+        std::fs::write(&config, SHARING).context("write the configuration")?;
+        let sharing = ["--config".to_owned(), config.display().to_string()];
+        let sharing: Vec<&str> = sharing.iter().map(String::as_str).collect();
+        for (options, side) in [(&[][..], &mut measured.own), (&sharing[..], &mut measured.sharing)] {
+            let daemon = Daemon::start_with(&setup.dir, "clone", options)?;
+            take(&daemon, &start)?;
+            for number in 0..REPEATS {
+                ours(&daemon, number, side)?;
+                template.one(&mut measured.bare)?;
+            }
+            many_ours(&daemon, many, side)?;
         }
-        many_ours(&daemon, many, &mut measured.one)?;
         template.many(many, &mut measured.bare)?;
+        std::fs::remove_file(&config).context("remove the configuration")?;
     }
     let mut report = setup.report_of("clone", accelerator.name());
     add_figures(&mut report, many, &measured);
     Ok((report, plot(many, &measured)))
 }
 
-fn add_figures(report: &mut Report, many: usize, Measured { one, bare }: &Measured) {
-    let command = "clone of a warm VM, command to first instruction";
+fn add_figures(report: &mut Report, many: usize, Measured { own, sharing, bare }: &Measured) {
+    add_side(report, many, "", own, bare);
+    add_side(report, many, "sharing, ", sharing, bare);
+}
+
+fn add_side(report: &mut Report, many: usize, which: &str, one: &Side, bare: &Side) {
+    let command = &format!("{which}clone of a warm VM, command to first instruction");
     report.single(command, "ms", &one.first_ms, Bar::AtMost(FIRST_MS_MAX));
     let name = format!("{command}: QEMU alone, start and load");
     report.pair(&name, "ms", &one.first_ms, &bare.first_ms, Bar::AtMost(OF_BARE_MAX));
-    let private = "guest memory private to a clone";
+    let private = &format!("{which}guest memory private to a clone");
     for (when, ours, peer, bar) in [
         ("at its first instruction", &one.first_kib, &bare.first_kib, FIRST_KIB_MAX),
         ("after 10 idle seconds", &one.idle_kib, &bare.idle_kib, IDLE_KIB_MAX),
@@ -100,25 +120,29 @@ fn add_figures(report: &mut Report, many: usize, Measured { one, bare }: &Measur
         report.single(&format!("{private}, {when}"), "KiB", ours, Bar::AtMost(bar));
         report.pair(&format!("{private}, {when}: QEMU alone, private mapping"), "KiB", ours, peer, Bar::None);
     }
-    let name = format!("{many} clones, command to the last first instruction: {many} starts of QEMU alone");
+    let name = format!("{which}{many} clones, command to the last first instruction: {many} starts of QEMU alone");
     report.pair(&name, "ms", &one.many_ms, &bare.many_ms, Bar::AtMost(OF_MANY_BARE_MAX));
-    let name = format!("{many} clones, guest memory: the source's memory and written pages");
+    let name = format!("{which}{many} clones, guest memory: the source's memory and written pages");
     report.pair(&name, "MiB", &one.many_mib, &bare.many_mib, Bar::AtMost(OF_WRITTEN_MAX));
 }
 
-fn plot(many: usize, Measured { one, bare }: &Measured) -> String {
-    let group = |name: &str, ours: &[f64], peer: &[f64]| (name.to_owned(), [ours, peer].map(svg::Bar::of).to_vec());
+fn plot(many: usize, Measured { own, sharing, bare }: &Measured) -> String {
+    let group = |name: &str, of: fn(&Side) -> &[f64]| {
+        (name.to_owned(), [own, sharing, bare].map(|side| svg::Bar::of(of(side))).to_vec())
+    };
     svg::bar_chart(&svg::BarChart {
         title: "Clones of a warm VM".to_owned(),
         y_label: "ms, KiB and MiB".to_owned(),
         y_scale: svg::Scale::Log,
-        series: ["pagoda vm clone", "QEMU alone, private mapping"].map(str::to_owned).to_vec(),
+        series: ["pagoda vm clone", "the same with clone_sharing", "QEMU alone, private mapping"]
+            .map(str::to_owned)
+            .to_vec(),
         groups: vec![
-            group("one, ms", &one.first_ms, &bare.first_ms),
-            group("private at first, KiB", &one.first_kib, &bare.first_kib),
-            group("private after 10 s, KiB", &one.idle_kib, &bare.idle_kib),
-            group(&format!("{many}, ms"), &one.many_ms, &bare.many_ms),
-            group(&format!("{many}, MiB"), &one.many_mib, &bare.many_mib),
+            group("one, ms", |side| &side.first_ms),
+            group("private at first, KiB", |side| &side.first_kib),
+            group("private after 10 s, KiB", |side| &side.idle_kib),
+            group(&format!("{many}, ms"), |side| &side.many_ms),
+            group(&format!("{many}, MiB"), |side| &side.many_mib),
         ],
     })
 }
@@ -173,6 +197,19 @@ impl<'a> Clones<'a> {
         Ok(self.daemon.vms()?.iter().map(|vm| vm.resident_bytes).sum())
     }
 
+    /// What all of them share: nothing, unless they do.
+    fn shared_bytes(&self) -> Result<u64> {
+        use std::os::unix::fs::MetadataExt;
+        let pid = self.daemon.vms()?.first().and_then(|vm| vm.pid).context("a clone's process")?;
+        for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).context("look at a clone's files")? {
+            let path = entry.context("look at a clone's files")?.path();
+            if std::fs::read_link(&path).is_ok_and(|link| link.to_string_lossy().starts_with(TEMPLATE)) {
+                return Ok(std::fs::metadata(&path).context("look at what clones share")?.blocks() * 512);
+            }
+        }
+        Ok(0)
+    }
+
     /// Some verify their memory, and all end.
     fn end(self, verified: usize) -> Result<()> {
         let source = guest::socket_of(self.daemon.dir(), VM);
@@ -200,7 +237,7 @@ fn many_ours(daemon: &Daemon, count: usize, side: &mut Side) -> Result<()> {
     let clones = Clones::start(daemon, "many-%03d", count)?;
     side.many_ms.push(clones.ms);
     std::thread::sleep(IDLE);
-    side.many_mib.push(clones.private_bytes()? as f64 / (1 << 20) as f64);
+    side.many_mib.push((clones.private_bytes()? + clones.shared_bytes()?) as f64 / (1 << 20) as f64);
     clones.end(VERIFIED)
 }
 

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use pagoda_abi::attach::{Packet, Range};
 
-use crate::borrow::Order;
 use crate::config::{Config, config};
 use crate::link::{self, Broken};
+use crate::orders::Order;
 use crate::say::{give_up, say};
-use crate::{attachment, borrow, clock, folios, foreign, gate, ram, real};
+use crate::{attachment, clock, folios, foreign, gate, orders, ram, real};
 
 /// First pause between two attempts to reach a daemon: a restart under load costs faults at most so much.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
@@ -103,7 +103,7 @@ fn serve(agent: c_int) -> Result<std::convert::Infallible, Broken> {
                 continue;
             }
             Packet::Own { order, region, offset, len } => {
-                borrow::order(Order { number: order, region, offset, len });
+                orders::order(Order { number: order, region, offset, len });
                 continue;
             }
             Packet::Split { ranges, .. } => {

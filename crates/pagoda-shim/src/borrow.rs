@@ -13,48 +13,22 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pagoda_abi::attach::Packet;
 use pagoda_abi::template::{ENTRY, TRAILER, slots, table_at};
 use pagoda_abi::{CHUNK_SIZE, REGIONS_MAX};
 
 use crate::config::{Config, RamFile, config};
+use crate::orders::{self, Order};
 use crate::say::give_up;
-use crate::{agent, clock, foreign, hooks, link, ram, real};
+use crate::{agent, clock, foreign, lent, link, ram, real};
 
-/// Chunks of a VM that can be borrowed: 4 TiB. What comes behind them is RAM as in any VM.
-const CHUNKS_MAX: usize = 4 << 20;
 /// Entries of the table read at once.
 const ENTRIES: usize = 256;
 
-/// Chunks whose place maps the template, a bit each. Static memory that is not used costs nothing.
-static LENT: [AtomicU64; CHUNKS_MAX / 64] = [const { AtomicU64::new(0) }; CHUNKS_MAX / 64];
-/// Any of them is.
-static IS_GIVEN: AtomicBool = AtomicBool::new(false);
 /// Where each region's RAM is mapped a second time.
 static SPARE: [AtomicUsize; REGIONS_MAX] = [const { AtomicUsize::new(0) }; REGIONS_MAX];
-/// A move is being done.
-static IS_MOVING: AtomicBool = AtomicBool::new(false);
-
-/// What the daemon wants moved.
-#[derive(Clone, Copy, Debug)]
-pub struct Order {
-    pub number: u64,
-    pub region: u32,
-    pub offset: u64,
-    pub len: u64,
-}
-
-static ORDER: Mutex<Option<Order>> = Mutex::new(None);
-static ORDERED: Condvar = Condvar::new();
-
-/// This VM has a template: its memory may have pages that are in no file.
-pub fn is_given() -> bool {
-    IS_GIVEN.load(Ordering::Acquire)
-}
-
 /// Where a template belongs: the region of a chunk, and its offset in that.
 fn place(ram: &[RamFile], chunk: u64) -> Option<(usize, u64)> {
     let mut at = chunk.checked_mul(CHUNK_SIZE as u64)?;
@@ -65,11 +39,6 @@ fn place(ram: &[RamFile], chunk: u64) -> Option<(usize, u64)> {
         at -= file.len;
     }
     None
-}
-
-/// The chunk at the beginning of a region.
-fn first_chunk(ram: &[RamFile], region: usize) -> u64 {
-    ram[..region].iter().map(|file| file.len / CHUNK_SIZE as u64).sum()
 }
 
 /// Maps the template. All of RAM is mapped, without access, and nobody has it yet.
@@ -99,7 +68,7 @@ pub fn map(config: &Config, template: c_int) {
         }
         for entry in entries[..wanted].chunks_exact(ENTRY) {
             let chunk = u64::from(u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]));
-            let Some((region, offset)) = place(config.ram(), chunk).filter(|_| chunk < CHUNKS_MAX as u64) else {
+            let Some((region, offset)) = place(config.ram(), chunk).filter(|_| chunk < lent::CHUNKS_MAX as u64) else {
                 slot += 1;
                 continue;
             };
@@ -107,12 +76,13 @@ pub fn map(config: &Config, template: c_int) {
                 run.map(template);
                 run = Run { region, offset, slot, chunks: 1 };
             }
-            LENT[chunk as usize / 64].fetch_or(1 << (chunk % 64), Ordering::SeqCst);
+            lent::lend(chunk);
             slot += 1;
         }
     }
     run.map(template);
-    IS_GIVEN.store(true, Ordering::Release);
+    lent::set_given();
+    foreign::template_given();
     agent::start_thread(mover, null_mut());
 }
 
@@ -178,52 +148,12 @@ impl Run {
     }
 }
 
-/// Whether a part of this range maps the template.
-pub fn is_lent(addr: usize, len: usize) -> bool {
-    if !is_given() {
-        return false;
-    }
-    let Some(config) = config() else { return false };
-    let Some((region, offset, len)) = ram::overlap(addr, len) else { return false };
-    let first = first_chunk(config.ram(), region);
-    let chunks = offset / CHUNK_SIZE..=(offset + len - 1) / CHUNK_SIZE;
-    chunks.into_iter().any(|chunk| is_lent_chunk(first + chunk as u64))
-}
-
-/// Whether any of the VM's memory does.
-pub fn is_any_lent() -> bool {
-    is_given() && LENT.iter().any(|word| word.load(Ordering::SeqCst) != 0)
-}
-
-fn is_lent_chunk(chunk: u64) -> bool {
-    let word = LENT.get(chunk as usize / 64).map_or(0, |word| word.load(Ordering::SeqCst));
-    word >> (chunk % 64) & 1 == 1
-}
-
-/// A move is being done: what is mapped where must not change.
-pub fn is_moving() -> bool {
-    IS_MOVING.load(Ordering::SeqCst)
-}
-
-/// Has an order carried out. One that was not begun is forgotten: its daemon is gone.
-pub fn order(order: Order) {
-    *ORDER.lock().unwrap_or_else(PoisonError::into_inner) = Some(order);
-    ORDERED.notify_one();
-}
-
 extern "C" fn mover(_: *mut c_void) -> *mut c_void {
     // SAFETY: PR_SET_NAME reads a NUL-terminated name of at most 16 bytes.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"pagoda-mover".as_ptr()) };
     let Some(config) = config() else { return null_mut() };
     loop {
-        let mut slot = ORDER.lock().unwrap_or_else(PoisonError::into_inner);
-        let order = loop {
-            match slot.take() {
-                Some(order) => break order,
-                None => slot = ORDERED.wait(slot).unwrap_or_else(PoisonError::into_inner),
-            }
-        };
-        drop(slot);
+        let order = orders::next();
         let errno = carry_out(config, &order).err().unwrap_or(0);
         // A daemon that is away looks by itself what became of it.
         foreign::say(&Packet::Owned { order: order.number, errno: errno as u32 });
@@ -239,17 +169,17 @@ fn carry_out(config: &Config, order: &Order) -> Result<(), c_int> {
     if !is_inside || len == 0 || !offset.is_multiple_of(size) || !len.is_multiple_of(size) {
         return Err(libc::EINVAL);
     }
-    let first = first_chunk(config.ram(), region) + offset / size;
-    if !(first..first + len / size).all(is_lent_chunk) {
+    let first = lent::first_chunk(config.ram(), region) + offset / size;
+    if !(first..first + len / size).all(lent::is_lent_chunk) {
         return Err(libc::EINVAL);
     }
     let shared = clock::shared().ok_or(libc::EINVAL)?;
     let spare = SPARE[region].load(Ordering::Acquire) + offset as usize;
     // Until it is done nothing of RAM is unmapped: see `ram::forget`.
-    let start = ram::while_mapped(region, || IS_MOVING.store(true, Ordering::SeqCst)).ok_or(libc::EINVAL)?;
+    let start = ram::while_mapped(region, || lent::set_moving(true)).ok_or(libc::EINVAL)?;
     let to = start + offset as usize;
     let moved = (|| {
-        let wanted = hooks::wanted_protection(region);
+        let wanted = ram::wanted_protection(region);
         // SAFETY: the piece is of the spare mapping of this region, which nobody else uses; with access it is RAM that nobody
         // has an address of.
         if unsafe { libc::mprotect(spare as *mut c_void, len as usize, wanted) } != 0 {
@@ -258,7 +188,7 @@ fn carry_out(config: &Config, order: &Order) -> Result<(), c_int> {
         if !shared.begin_move(number) {
             return Err(libc::ECANCELED);
         }
-        // SAFETY: source and target are whole chunks of mappings that stay meanwhile (`IS_MOVING`): the spare one, which nobody
+        // SAFETY: source and target are whole chunks of mappings that stay meanwhile (`lent::is_moving`): the spare one, which nobody
         // uses, and RAM's place, where the template is mapped and protected. The daemon has seen to it that the piece has what
         // the place has, and answers for what the guest finds there.
         let moved = unsafe {
@@ -267,9 +197,7 @@ fn carry_out(config: &Config, order: &Order) -> Result<(), c_int> {
         };
         let result = if moved == libc::MAP_FAILED { Err(link::errno()) } else { Ok(()) };
         if result.is_ok() {
-            for chunk in first..first + len / size {
-                LENT[chunk as usize / 64].fetch_and(!(1 << (chunk % 64)), Ordering::SeqCst);
-            }
+            (first..first + len / size).for_each(lent::end);
         }
         shared.end_move();
         result
@@ -278,7 +206,7 @@ fn carry_out(config: &Config, order: &Order) -> Result<(), c_int> {
         // SAFETY: as above; a piece that is not mapped any more is an error that changes nothing.
         unsafe { libc::mprotect(spare as *mut c_void, len as usize, libc::PROT_NONE) };
     }
-    IS_MOVING.store(false, Ordering::SeqCst);
+    lent::set_moving(false);
     moved
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use pagoda_abi::attach::{ForeignReason, Packet};
 
-use crate::{borrow, clock, link};
+use crate::{clock, lent, link};
 
 const REASONS: [ForeignReason; 4] =
     [ForeignReason::RamFdSent, ForeignReason::DmaMapped, ForeignReason::FixedBuffers, ForeignReason::UntrackedIo];
@@ -30,24 +30,36 @@ pub fn report(reason: ForeignReason) -> bool {
     if REPORTED.load(Ordering::Relaxed) & bit(reason) != 0 {
         return false;
     }
-    let first = REPORTED.fetch_or(bit(reason), Ordering::SeqCst) & bit(reason) == 0;
-    if first && reason == ForeignReason::UntrackedIo && borrow::is_given() {
+    if reason == ForeignReason::UntrackedIo && lent::is_given() {
         // For ever, and for every daemon: nothing that is borrowed may be moved, because it has no other copy. What is in the RAM
-        // file stays there without this.
-        if let Some(shared) = clock::shared() {
-            shared.untracked.fetch_add(1, Ordering::SeqCst);
-        }
+        // file stays there without this. Before the bit: whoever sees that goes on with its transfer. Twice is as good as once.
+        stop_moves();
     }
+    let first = REPORTED.fetch_or(bit(reason), Ordering::SeqCst) & bit(reason) == 0;
     // If the daemon is away, `connected` sends it to the next one: the bit was set before the link is looked at.
     say(&Packet::Foreign { reason });
     first
+}
+
+/// The clock says from now on that nobody can tell how old transfers are.
+fn stop_moves() {
+    if let Some(shared) = clock::shared() {
+        shared.untracked.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A template is there now: what was reported before counts for it, too.
+pub fn template_given() {
+    if REPORTED.load(Ordering::SeqCst) & bit(ForeignReason::UntrackedIo) != 0 {
+        stop_moves();
+    }
 }
 
 /// Reports a reason and waits until the daemon has brought all of RAM back for good. A daemon that is away is waited for,
 /// as by a thread that faults; a VM that was never handed over has nothing to wait for.
 pub fn report_and_wait(reason: ForeignReason) {
     // Another thread may have reported it, and wait still.
-    if REPORTED.load(Ordering::Relaxed) & bit(reason) != 0 && !borrow::is_any_lent() {
+    if REPORTED.load(Ordering::Relaxed) & bit(reason) != 0 && !lent::is_any_lent() {
         return;
     }
     report(reason);
@@ -58,7 +70,7 @@ pub fn report_and_wait(reason: ForeignReason) {
 
 /// Reports that RAM is to be pinned for long. What is borrowed cannot be moved from then on, so that is waited for.
 pub fn report_pins(reason: ForeignReason) {
-    if borrow::is_any_lent() {
+    if lent::is_any_lent() {
         report_and_wait(reason);
     } else {
         report(reason);

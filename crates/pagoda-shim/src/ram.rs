@@ -6,14 +6,14 @@
 //! the VMM mapped there next.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pagoda_abi::attach::Range;
 use pagoda_abi::{PAGE_SIZE, REGIONS_MAX};
 
-use crate::{borrow, real};
+use crate::{lent, real};
 
 /// Most elements of an iovec array (`UIO_MAXIOV`): the kernel refuses longer ones unread.
 const IOV_MAX: usize = 1024;
@@ -31,6 +31,9 @@ static MAPPINGS: [Mapping; REGIONS_MAX] =
     [const { Mapping { addr: AtomicUsize::new(0), len: AtomicUsize::new(0) } }; REGIONS_MAX];
 /// How often RAM was mapped or unmapped, so that a process without RAM is known by one load.
 static MAPPED: AtomicU64 = AtomicU64::new(0);
+/// The protection that the VMM wants for each region. Until the VM is attached its RAM has none, so that no page of it
+/// is used before it is managed.
+static WANTED: [AtomicI32; REGIONS_MAX] = [const { AtomicI32::new(libc::PROT_NONE) }; REGIONS_MAX];
 static LAYOUT: Mutex<()> = Mutex::new(());
 
 fn lock_layout() -> MutexGuard<'static, ()> {
@@ -42,7 +45,7 @@ fn lock_layout() -> MutexGuard<'static, ()> {
 fn lock_layout_at_rest() -> MutexGuard<'static, ()> {
     loop {
         let layout = lock_layout();
-        if !borrow::is_moving() {
+        if !lent::is_moving() {
             return layout;
         }
         drop(layout);
@@ -74,6 +77,21 @@ pub fn overlap(addr: usize, len: usize) -> Option<(usize, usize, usize)> {
         let to = addr.saturating_add(len).min(start + size);
         (from < to).then(|| (index, from - start, to - from))
     })
+}
+
+/// Whether a part of this range maps the template of the VM's snapshot.
+pub fn is_lent(addr: usize, len: usize) -> bool {
+    lent::is_given() && overlap(addr, len).is_some_and(|(region, offset, len)| lent::is_lent(region, offset, len))
+}
+
+/// The VMM wants a region to have this protection.
+pub fn set_wanted_protection(region: usize, protection: c_int) {
+    WANTED[region].store(protection, Ordering::Relaxed);
+}
+
+/// The protection that the VMM wants for a region.
+pub fn wanted_protection(region: usize) -> c_int {
+    WANTED[region].load(Ordering::Relaxed)
 }
 
 /// Whether this process has, or had, RAM at all.
@@ -116,7 +134,7 @@ pub fn pinned<R>(ranges: &[Range], work: impl FnOnce() -> R) -> Option<R> {
         // What is borrowed has pages that are in no file.
         let is_ram =
             overlap(range.addr as usize, range.len as usize).is_some_and(|(_, _, len)| len as u64 == range.len);
-        whole && is_ram && !borrow::is_lent(range.addr as usize, range.len as usize)
+        whole && is_ram && !is_lent(range.addr as usize, range.len as usize)
     };
     ranges.iter().all(inside).then(work)
 }

@@ -317,16 +317,20 @@ fn attach(
     if let Err(error) = registry.crashes.remove(&name) {
         tracing::warn!(vm = %name, "remove the note that one of its name has crashed: {error}");
     }
-    // One connection for all that QEMU is asked now: each new one takes it a millisecond.
-    let qmp = registry.lock().get(&name).map(|vm| Arc::clone(&vm.qmp));
+    ask_qemu(registry, &name, token, !taken_over);
+    Ok(())
+}
+
+/// Asks QEMU what has to be known of it, by one connection: each new one takes it a millisecond.
+fn ask_qemu(registry: &Arc<Registry>, name: &str, token: Token, is_new: bool) {
+    let qmp = registry.lock().get(name).map(|vm| Arc::clone(&vm.qmp));
     let held = qmp.map(Held::new);
-    learn_accelerator(registry, &name);
-    registry.resume_balloon(&name);
+    learn_accelerator(registry, name);
+    registry.resume_balloon(name);
     registry.governor.doorbell.ring();
-    if let Err(error) = gate::check(registry, &name, token, !taken_over, held) {
+    if let Err(error) = gate::check(registry, name, token, is_new, held) {
         tracing::warn!(vm = %name, "QEMU is not asked whether it could leave guest RAM out of a migration: {error}");
     }
-    Ok(())
 }
 
 /// Where the pages of a VM are that attaches.

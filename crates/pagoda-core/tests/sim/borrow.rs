@@ -227,18 +227,18 @@ pub fn populate(world: &mut World, truth: &mut [u64], rng: &mut Rng) {
     for chunk in 0..world.pages() / CHUNK {
         let is_borrowed = rng.per_mille(800);
         world.loan.mapped[chunk] = is_borrowed;
-        for page in chunk * CHUNK..(chunk + 1) * CHUNK {
+        for (page, content) in truth.iter_mut().enumerate().take((chunk + 1) * CHUNK).skip(chunk * CHUNK) {
             if !rng.per_mille(zeros) {
-                truth[page] = page as u64 + 1;
+                *content = page as u64 + 1;
                 let block = world.blocks.target(page, false, None);
-                world.blocks.write(block, truth[page]);
+                world.blocks.write(block, *content);
                 world.blocks.give(page, block);
             }
-            world.loan.template[page] = truth[page];
+            world.loan.template[page] = *content;
             world.loan.protected[page] = is_borrowed;
             if is_borrowed && rng.per_mille(written) {
                 world.loan.anonymous[page] = Some(Rc::new(Cell::new(page as u64 + 100_000)));
-                truth[page] = page as u64 + 100_000;
+                *content = page as u64 + 100_000;
             }
         }
     }

@@ -15,8 +15,10 @@ impl Engine {
     /// The agent says that it has carried out an order, or not.
     pub(super) fn owned(&mut self, order: u64, errno: u32) {
         if !self.paging.is_moving(order) {
-            // Of a daemon before this one, or taken back.
-            return;
+            // Of a daemon before this one, taken back, or found to be done before the answer was read. Others wait all the same.
+            let went_on = self.go_on_owning();
+            self.or_halt(went_on);
+            return self.settle();
         }
         let finished = self.paging.finish_move(order).and_then(|is_done| match is_done {
             true => Ok(()),
@@ -32,9 +34,18 @@ impl Engine {
 
     /// A new connection to the agent: what was ordered on the last one may be lost.
     pub(super) fn repeat_move(&mut self) {
+        if !self.paging.may_borrow() {
+            return;
+        }
         let repeated = self.paging.repeat_move();
-        if let Some(Some(order)) = self.or_halt(repeated) {
-            self.link.agent.send(&mut self.ring, &order);
+        match self.or_halt(repeated) {
+            Some(Some(order)) => self.link.agent.send(&mut self.ring, &order),
+            Some(None) => {
+                // It may have been done, and whoever is next waits.
+                let went_on = self.go_on_owning();
+                self.or_halt(went_on);
+            }
+            None => {}
         }
         self.settle();
     }

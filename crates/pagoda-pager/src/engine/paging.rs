@@ -13,6 +13,7 @@
 
 mod arm;
 mod borrow;
+mod borrowed;
 mod busy;
 mod content;
 mod exec;
@@ -62,7 +63,7 @@ pub struct Paging {
     /// The machine's time counts from here.
     started: Instant,
     halted: Option<String>,
-    borrow: Option<borrow::Borrow>,
+    borrow: Option<borrowed::Borrow>,
     /// Faults that were read while the kernel waited for a message to be read.
     heard: RefCell<VecDeque<Fault>>,
 }
@@ -89,7 +90,7 @@ impl Paging {
             has_buffers: false,
             started: Instant::now(),
             halted: None,
-            borrow: loan.map(borrow::Borrow::new),
+            borrow: loan.map(borrowed::Borrow::new),
             heard: RefCell::default(),
         }
     }

@@ -1,17 +1,15 @@
 //! Mappings and files of guest RAM.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::{off_t, size_t};
-use pagoda_abi::REGIONS_MAX;
 
 use super::{fail, hook};
 use crate::attach;
 use crate::attachment::attachment;
 use crate::config::{Config, config};
 use crate::say::{give_up, say};
-use crate::{borrow, calls, folios, ram, real};
+use crate::{calls, folios, ram, real};
 
 /// A mapping of a RAM file is about to be made: is it the one of its region?
 fn is_whole_region(config: &Config, region: usize, len: usize, offset: off_t) -> bool {
@@ -19,28 +17,19 @@ fn is_whole_region(config: &Config, region: usize, len: usize, offset: off_t) ->
     first && offset == 0 && len as u64 == config.ram()[region].len
 }
 
-/// The protection that the VMM wants for each region. Until the VM is attached its RAM has none, so that no page of it
-/// is used before it is managed.
-static WANTED: [AtomicI32; REGIONS_MAX] = [const { AtomicI32::new(libc::PROT_NONE) }; REGIONS_MAX];
-
-/// The protection that the VMM wants for a region.
-pub fn wanted_protection(region: usize) -> c_int {
-    WANTED[region].load(Ordering::Relaxed)
-}
-
 /// The region is mapped: with the last of them the VM is handed over before its VMM goes on.
 fn region_mapped(config: &'static Config, region: usize, addr: *mut c_void, len: usize, prot: c_int) {
-    WANTED[region].store(prot, Ordering::Relaxed);
+    ram::set_wanted_protection(region, prot);
     ram::set_mapped(region, addr as usize, len);
     // A child after fork(2) would map RAM without a userfaultfd and read zeros where pages are out.
     ram::advise(addr as usize, len, libc::MADV_DONTFORK);
     folios::mapped(addr as usize, len);
     if (0..config.ram().len()).all(|index| ram::mapping(index).is_some()) {
         attach::attach(config);
-        for (index, wanted) in WANTED.iter().enumerate().take(config.ram().len()) {
+        for index in 0..config.ram().len() {
             let Some((addr, len)) = ram::mapping(index) else { continue };
             // SAFETY: the mapping is this region's and stays; the VMM asked for this protection.
-            if unsafe { libc::mprotect(addr as *mut _, len, wanted.load(Ordering::Relaxed)) } != 0 {
+            if unsafe { libc::mprotect(addr as *mut _, len, ram::wanted_protection(index)) } != 0 {
                 give_up(format_args!("RAM cannot be given the protection that the VMM asked for"));
             }
         }
@@ -52,7 +41,16 @@ fn region_mapped(config: &'static Config, region: usize, addr: *mut c_void, len:
 fn drops_private_pages(advice: c_int) -> bool {
     /// `MADV_DONTNEED_LOCKED` of `linux/mman.h` (Linux 5.18).
     const DONTNEED_LOCKED: c_int = 24;
-    let drops = [libc::MADV_DONTNEED, DONTNEED_LOCKED, libc::MADV_FREE, libc::MADV_MERGEABLE, libc::MADV_WIPEONFORK];
+    /// `MADV_GUARD_INSTALL` of `linux/mman.h`, of files since Linux 6.15.
+    const GUARD_INSTALL: c_int = 102;
+    let drops = [
+        libc::MADV_DONTNEED,
+        DONTNEED_LOCKED,
+        GUARD_INSTALL,
+        libc::MADV_FREE,
+        libc::MADV_MERGEABLE,
+        libc::MADV_WIPEONFORK,
+    ];
     drops.contains(&advice)
 }
 
@@ -128,7 +126,7 @@ hook! {
 
     /// Gives advice. Of that on RAM, MADV_REMOVE is a discard, and DOFORK and HUGEPAGE must not undo what `region_mapped` did.
     fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
-        if drops_private_pages(advice) && borrow::is_lent(addr as usize, len) {
+        if drops_private_pages(advice) && ram::is_lent(addr as usize, len) {
             return 0;
         }
         let special = match advice {

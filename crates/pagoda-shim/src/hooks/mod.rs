@@ -22,8 +22,6 @@ mod syscalls;
 mod tracked;
 mod transfer;
 
-pub use memory::wanted_protection;
-
 /// Defines hooks: exported C functions, except in unit tests, where they would take over the test's own calls.
 macro_rules! hook {
     ($($(#[$doc:meta])* fn $($name:ident)|+ ($($arg:ident: $type:ty),*) -> $result:ty $body:block)*) => {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use pagoda_api::{CloneRequest, ErrorCode, HostPatch, NewClone, SnapshotName};
@@ -200,6 +200,12 @@ fn three_clones_that_share_go_on_qemu_10() -> Result<()> {
     go_on(Qemu::Ten, Sharing::Yes)
 }
 
+/// Lets time pass, in which guests do what they do.
+fn pass(time: Duration) -> Result<()> {
+    let began = Instant::now();
+    wait::until("time passes", wait::HANG, || Ok((began.elapsed() >= time).then_some(())))
+}
+
 /// What an idle clone has of its own is what it has written.
 #[test]
 fn clones_that_do_nothing_have_little_of_their_own() -> Result<()> {
@@ -212,7 +218,7 @@ fn clones_that_do_nothing_have_little_of_their_own() -> Result<()> {
         let mut source = guest.control()?;
         source.run(FILL)?;
         let mut clones = clone(lab, &daemon, &["web1", "--count", "3", "--name", "job-%d"])?;
-        std::thread::sleep(IDLE);
+        pass(IDLE)?;
         for (name, _) in clones.of.clone() {
             Sharing::Yes.check(&daemon, &name)?;
             let info = daemon.vm(&name)?;
@@ -244,9 +250,9 @@ fn clones_that_share_survive_their_daemon() -> Result<()> {
             names.iter().try_for_each(|name| clones.control(name, &guest)?.send("run random passes=1 write=100"))?;
             // The first is squeezed, and so its chunks become its own; the second borrows on.
             daemon.set_dram_mib("job-1", u64::from(84 - round * 4))?;
-            std::thread::sleep(Duration::from_millis(200 + 130 * u64::from(round)));
+            pass(Duration::from_millis(200 + 130 * u64::from(round)))?;
             daemon.kill9()?;
-            std::thread::sleep(Duration::from_millis(100));
+            pass(Duration::from_millis(100))?;
             daemon.start_again()?;
             for name in names {
                 clones.control(name, &guest)?.reply().with_context(|| format!("{name}, round {round}"))?;

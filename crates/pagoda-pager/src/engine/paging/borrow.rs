@@ -3,20 +3,19 @@
 //! A move is one order to the shim's agent. While it is under way nobody can write to the chunk, so what was copied stays true.
 //! Whether it was done is seen in what the VMM maps; its answer only says when to look.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::Packet;
-use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{Event, OpId, Pages};
 use pagoda_core::units::{CHUNK_SIZE, ChunkIdx};
 use pagoda_sys::Errno;
 use pagoda_sys::uffd::{Fault, Resolved};
 
 use super::Paging;
+use super::borrowed::Move;
 use crate::engine::broken::Broken;
 use crate::engine::parts::EngineError;
-use crate::loan::{Loan, Places, page};
+use crate::loan::{Places, page};
 use crate::recover::Found;
 use crate::space::Shard;
 
@@ -24,31 +23,6 @@ use crate::space::Shard;
 const MOVE_MAX: Duration = Duration::from_secs(10);
 /// Between two looks whether it is done.
 const MOVE_PAUSE: Duration = Duration::from_micros(200);
-
-/// A move under way.
-#[derive(Clone, Copy, Debug)]
-struct Move {
-    op: OpId,
-    chunk: ChunkIdx,
-    /// Pages that the RAM file has of it.
-    kept: PageSet,
-    order: u64,
-}
-
-/// What the VM borrows, and what is done about it.
-#[derive(Debug)]
-pub struct Borrow {
-    loan: Loan,
-    /// Chunks that wait for their move.
-    waiting: VecDeque<(OpId, ChunkIdx)>,
-    moving: Option<Move>,
-}
-
-impl Borrow {
-    pub fn new(loan: Loan) -> Borrow {
-        Borrow { loan, waiting: VecDeque::new(), moving: None }
-    }
-}
 
 impl Paging {
     /// Sees to it that no move is under way that an earlier daemon has ordered, nor ever begins.
@@ -193,18 +167,19 @@ impl Paging {
 
     /// Copies what differs of the chunk whose turn it is, and says what the agent has to be told.
     pub fn next_move(&mut self) -> Result<Option<Packet>, Broken> {
-        let Some(borrow) = self.borrow.as_mut().filter(|borrow| borrow.moving.is_none()) else { return Ok(None) };
-        let Some((op, chunk)) = borrow.waiting.pop_front() else { return Ok(None) };
-        let location = self.space.locate_chunk(chunk);
-        let (kept, content) = match borrow.loan.read(&self.space, chunk) {
-            Ok(read) => read,
-            Err(error) => {
-                // Its pidfd says whether the VMM has ended; else it is tried again.
-                tracing::warn!(vm = %self.vm, "read what is borrowed: {error}");
-                self.push(Event::OwnDone { op, kept: None });
-                return Ok(None);
+        let (op, chunk, kept, content) = loop {
+            let Some(borrow) = self.borrow.as_mut().filter(|borrow| borrow.moving.is_none()) else { return Ok(None) };
+            let Some((op, chunk)) = borrow.waiting.pop_front() else { return Ok(None) };
+            match borrow.loan.read(&self.space, chunk) {
+                Ok((kept, content)) => break (op, chunk, kept, content),
+                Err(error) => {
+                    // Its pidfd says whether the VMM has ended; else it is tried again.
+                    tracing::warn!(vm = %self.vm, "read what is borrowed: {error}");
+                    self.push(Event::OwnDone { op, kept: None });
+                }
             }
         };
+        let location = self.space.locate_chunk(chunk);
         let data = location.region.ram.next_data(location.offset).map_err(|errno| format!("look at RAM: {errno}"))?;
         if data.is_some_and(|at| at < location.offset + location.len) {
             return Err("the RAM file has pages of a chunk that is borrowed".into());
@@ -214,7 +189,9 @@ impl Paging {
             location.region.small.write_page(first + u64::from(index), page(content, index));
         }
         let order = self.shared.order_move();
-        borrow.moving = Some(Move { op, chunk, kept, order });
+        if let Some(borrow) = &mut self.borrow {
+            borrow.moving = Some(Move { op, chunk, kept, order });
+        }
         Ok(Some(self.move_packet(chunk, order)))
     }
 
@@ -239,6 +216,11 @@ impl Paging {
             moving.order = order;
         }
         Ok(Some(self.move_packet(moving.chunk, order)))
+    }
+
+    /// Whether the VM has a template, of which it may borrow.
+    pub fn may_borrow(&self) -> bool {
+        self.borrow.is_some()
     }
 
     /// This is the order of the move under way, and of none before it.

@@ -88,7 +88,7 @@ impl Paging {
                 if !location.region.view.is_zero(page..page + 1) {
                     return Err("a page that should be zero is not: somebody else writes the RAM file".into());
                 }
-                let mapped = self.space.uffd(addr).cont_over(addr, PAGE_SIZE, Protect::No);
+                let mapped = self.retry(|| self.space.uffd(addr).cont_over(addr, PAGE_SIZE, Protect::No));
                 self.check(mapped, "map a zero page")?;
                 done += 1;
             } else if !resolved.is_all() {
@@ -281,7 +281,8 @@ impl Paging {
             if !(resolved.no_memory() || resolved.busy()) || start.elapsed() > MEMORY_PATIENCE {
                 return resolved;
             }
-            match resolved.busy() {
+            // A move waits for its message to be read. Without one, something else is under way in the kernel.
+            match resolved.busy() && self.may_borrow() {
                 true => {
                     self.hear();
                     std::thread::yield_now();
