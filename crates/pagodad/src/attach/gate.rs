@@ -76,12 +76,19 @@ fn until_answered(registry: &Registry, name: &str, token: Token, is_new: bool, h
         let vms = registry.lock();
         let vm = vms.get(name).filter(|vm| vm.record.token == token && vm.record.kind == VmKind::Qemu)?;
         let is_ours = vm.record.launch.is_some();
-        (vm.handle.is_some() && (is_new || is_ours)).then(|| (Arc::clone(&vm.qmp), is_new && is_ours))
+        let engine = vm.handle.clone().filter(|_| is_new || is_ours)?;
+        Some((Arc::clone(&vm.qmp), engine, is_new && is_ours))
     };
     for tries in 1_u32.. {
-        let Some((qmp, may_end)) = monitor() else { return };
-        let arguments = json!({ "capabilities": [{ "capability": CAPABILITY, "state": false }] });
-        let gate = judge(&qmp.execute_with("migrate-set-capabilities", arguments));
+        let Some((qmp, engine, may_end)) = monitor() else { return };
+        // An earlier daemon may have died while it had the gate open.
+        let gate = match is_new || engine.shut_gate().is_ok() {
+            true => {
+                let arguments = json!({ "capabilities": [{ "capability": CAPABILITY, "state": false }] });
+                judge(&qmp.execute_with("migrate-set-capabilities", arguments))
+            }
+            false => Gate::Unknown,
+        };
         if gate == Gate::Unknown {
             // Others may want the monitor meanwhile.
             *held = None;

@@ -2,6 +2,7 @@
 
 use pagoda_api::{in_full, with_advice};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,7 @@ impl Registry {
         let dirs = Dirs::of(&self.config);
         let pending = remote::pending_of_before(&dirs);
         source::clean(&self.records_dir());
+        remove_monitors_of_nobody(&self.records_dir());
         let mut unknown = Vec::new();
         for (path, record) in self.records.list()? {
             match record {
@@ -199,6 +201,21 @@ impl Registry {
         let start = Instant::now();
         while start.elapsed() < DETACH_WAIT && self.lock().values().any(|vm| vm.handle.is_some()) {
             std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Removes the sockets of monitors of which no VM has a record: a daemon died while it made one. No process can have attached to
+/// such a VM.
+fn remove_monitors_of_nobody(dir: &Path) {
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    let paths = entries.flatten().map(|entry| entry.path());
+    for path in paths.filter(|path| path.extension().is_some_and(|extension| extension == "qmp")) {
+        // A record that is not there for certain is one that nobody has written.
+        if path.with_extension("vm").symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+            && let Err(error) = std::fs::remove_file(&path)
+        {
+            tracing::warn!("remove {}: {error}", path.display());
         }
     }
 }

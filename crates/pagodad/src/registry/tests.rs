@@ -101,6 +101,19 @@ fn what_a_vm_with_disks_owes_has_a_record_of_its_own() {
     });
 }
 
+#[test]
+fn a_monitor_that_no_record_names_is_removed() {
+    in_dir("monitors", |dir| {
+        let (of_nobody, of_vm) = (dir.join("vms/web2.qmp"), dir.join("vms/web1.qmp"));
+        for path in [&of_nobody, &of_vm, &dir.join("vms/web1.vm")] {
+            std::fs::write(path, "").unwrap();
+        }
+        // A record that cannot be read is one all the same.
+        registry(dir).load().unwrap();
+        assert!(!of_nobody.exists() && of_vm.exists());
+    });
+}
+
 /// Its disks hang, as far as anybody knows: nobody looks at them.
 #[test]
 fn the_reaper_waits_for_no_disk() {
