@@ -75,7 +75,9 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("pagodad-programs-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let program = dir.join("sleep");
-        std::fs::copy("/bin/sleep", &program).unwrap();
+        // By another process: a child of another test would inherit our descriptor, and nobody starts a file that is written to.
+        let copied = std::process::Command::new("cp").arg("/bin/sleep").arg(&program).status().unwrap();
+        assert!(copied.success());
         let mut child = std::process::Command::new(&program).arg("1000").spawn().unwrap();
         assert_eq!(programs.version_of(&program), None);
         programs.note(child.id(), "10.0.2");

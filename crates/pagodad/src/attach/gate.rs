@@ -44,8 +44,8 @@ enum Gate {
 }
 
 /// Asks QEMU in a thread of its own, until it answers; then an operation that an earlier daemon began is ended, and a
-/// VM that was made of a snapshot is given its state: both need the gate for themselves. One that `is_new`, that this version of `pagoda run` started and that
-/// could lose its guest is ended.
+/// VM that was made of a snapshot is given its state: both need the gate for themselves. One that `is_new`, that this version of
+/// `pagoda run` started and that could lose its guest is ended.
 ///
 /// `held` keeps the monitor's connection as long as QEMU answers.
 ///
