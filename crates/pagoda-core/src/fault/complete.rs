@@ -44,16 +44,17 @@ impl Machine {
                         self.span_arrived(id, op.chunk, pages, demand, writable, out);
                         out.push(Action::Release { op: id });
                     }
-                    (Err(error), direct) => {
+                    (Err(_), direct) => {
                         out.push(match direct {
                             true => Action::ChunkAbandon { op: id, chunk: op.chunk },
                             false => Action::Release { op: id },
                         });
                         self.background.pause_restore();
+                        self.chunks[op.chunk.as_usize()].read_singly = true;
                         if demand.is_some() {
-                            // Several may wait on any page of it: all of them try again, page by page.
+                            // Several may wait on any page of it. All of them try again, page by page: only whoever needs a page
+                            // that cannot be read has to wait.
                             out.push(Action::Wake { pages: whole(op.chunk) });
-                            self.stalled(Stall::Read(error), now, out);
                         }
                     }
                 }

@@ -209,6 +209,7 @@ impl Machine {
             Event::Forget => self.forget(),
             Event::Continue => {
                 self.stall = None;
+                self.chunks.iter_mut().for_each(|chunk| chunk.read_singly = false);
                 self.waiting.append(&mut self.failed);
             }
             Event::Tick => self.tick(now, out),

@@ -171,7 +171,7 @@ impl Machine {
         }
         let decision = match self.config.page_in {
             // Only what somebody waits for: one bad block must not take its whole chunk along.
-            _ if self.stall.is_some() => PageIn::Page,
+            _ if self.stall.is_some() || c.read_singly => PageIn::Page,
             // Nothing has to leave for it: what else is in the chunk is likely to be wanted, and comes cheapest now.
             PageInPolicy::Adaptive if self.is_roomy() => pattern.at_least_chunk(chunk, access),
             PageInPolicy::Adaptive => pattern,
@@ -191,7 +191,10 @@ impl Machine {
                 self.reserved += 1;
                 self.touch(chunk);
                 out.push(Action::ReadPage { op, page, demand: true });
-                if self.config.page_in == PageInPolicy::PageThenChunk && self.stall.is_none() {
+                if self.config.page_in == PageInPolicy::PageThenChunk
+                    && self.stall.is_none()
+                    && !self.chunk(chunk).read_singly
+                {
                     self.start_fill(chunk, None, access == Access::Write, out);
                 }
                 Metric::FaultsSwapPage
@@ -304,7 +307,8 @@ impl Machine {
     pub(super) fn read_ahead_late(&mut self, out: &mut Actions) {
         while let Some(&(chunk, writable)) = self.late_ahead.front() {
             let c = &self.chunks[chunk.as_usize()];
-            let is_wanted = !c.busy() && c.ram.is_empty() && !c.swapped().is_empty() && self.stall.is_none();
+            let is_wanted =
+                !c.busy() && !c.read_singly && c.ram.is_empty() && !c.swapped().is_empty() && self.stall.is_none();
             if is_wanted && self.free() < 256 + self.headroom() / 4 {
                 return;
             }

@@ -79,6 +79,8 @@ pub struct Chunk {
     pub phase: Phase,
     /// Read before it was asked for and not touched yet.
     pub ahead: bool,
+    /// A read of several of its pages failed: faults on it read single pages, until the user says that the cause is gone.
+    pub read_singly: bool,
     /// While the chunk is cold: pages that the scan for equal content has still to look at.
     pub scan: PageSet,
     /// The VMM has the template mapped there, privately (`borrow.rs`). Only `Machine::edit` changes this and the set below,
@@ -108,6 +110,7 @@ impl Chunk {
         out: None,
         phase: Phase::Absent,
         ahead: false,
+        read_singly: false,
         scan: PageSet::EMPTY,
         borrowed: false,
         private: PageSet::EMPTY,
