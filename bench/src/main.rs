@@ -19,6 +19,7 @@ mod handover;
 mod idle;
 mod load;
 mod loss;
+mod migrate;
 mod mrc;
 mod nbd;
 mod overcommit;
@@ -81,7 +82,7 @@ struct Cli {
     /// Directory for swap files, ours and the peers' (default: target/bench)
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc, snapshot, restore, again); results go to out/bench
+    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc, snapshot, restore, again, migrate); results go to out/bench
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Measure the peers alone
@@ -153,10 +154,12 @@ fn run(args: &Cli) -> Result<bool> {
     undo::start(&target)?;
     let dir = args.dir.clone().unwrap_or(target);
     fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
-    let has_cases =
-        |name: &Name| matches!(name, Name::Overcommit | Name::Mrc | Name::Snapshot | Name::Restore | Name::Again);
+    let has_cases = |name: &Name| {
+        use Name::{Again, Migrate, Mrc, Overcommit, Restore, Snapshot};
+        matches!(name, Overcommit | Mrc | Snapshot | Restore | Again | Migrate)
+    };
     if args.only.is_some() && !names.iter().all(has_cases) {
-        bail!("--only is for `overcommit`, `mrc`, `snapshot`, `restore` and `again`, whose cases are many");
+        bail!("--only is for `overcommit`, `mrc`, `snapshot`, `restore`, `again` and `migrate`, whose cases are many");
     }
     let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only: args.only.clone() };
     // Before it is built: what is changed meanwhile is not what was measured.
@@ -223,6 +226,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Again => again::run(setup),
         Name::Clone => clone::run(setup),
         Name::Export => export::run(setup),
+        Name::Migrate => migrate::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

@@ -306,7 +306,11 @@ fn is(name: &'static str) -> impl Fn(&Value) -> bool {
     move |event| event["event"] == name
 }
 
-fn time_us(event: &Value) -> Result<f64> {
+/// When it happened, by QEMU's clock: microseconds since 1970.
+///
+/// # Errors
+/// It says no time.
+pub fn time_us(event: &Value) -> Result<f64> {
     let part = |name: &str| event["timestamp"][name].as_f64().with_context(|| format!("the time of {event}"));
     Ok(part("seconds")? * 1e6 + part("microseconds")?)
 }

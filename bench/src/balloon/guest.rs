@@ -115,7 +115,11 @@ impl Guest {
         }
     }
 
-    fn boot_by(words: &[String], dir: &Path, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
+    /// The same by any words that become QEMU.
+    ///
+    /// # Errors
+    /// It does not boot.
+    pub fn boot_by(words: &[String], dir: &Path, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
         let socket = socket_of(dir, shape.name);
         // Of the guest before.
         let _ = std::fs::remove_file(&socket);

@@ -4,6 +4,7 @@
 //! retried, for the VMs themselves do not need this socket.
 
 mod hosts;
+mod moves;
 mod snapshots;
 
 use std::io;

@@ -40,6 +40,10 @@
 //! | `POST /v1/restores` | [`RestoreRequest`] | [`CreatedVm`] |
 //! | `GET /v1/vms/NAME/launch` | | [`SnapshotLaunch`] of a VM that is there; its `qemu` is not known |
 //! | `POST /v1/clones` | [`CloneRequest`] | [`CreatedClones`]: all or none |
+//! | `POST /v1/vms/NAME/move` | [`MoveRequest`] | [`MoveReply`] |
+//! | `GET /v1/moves` | | [`MoveList`] |
+//! | `GET /v1/moves/NAME` | | [`MoveStatus`] |
+//! | `POST /v1/moves/NAME/cancel`, `POST /v1/moves/NAME/resolve` | | [`MoveStatus`] |
 //! | `GET /metrics` | | Prometheus text |
 //!
 //! NAME and VM have `%XX` for what is no ASCII letter or digit, `.`, `_` or `-` ([`vm_file_name`]).

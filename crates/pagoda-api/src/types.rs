@@ -14,6 +14,7 @@ mod hosts;
 mod kind;
 mod latency;
 mod launch;
+mod moves;
 mod name;
 mod policy;
 mod remote;
@@ -41,6 +42,10 @@ pub use hosts::{HOST_NAME_MAX, HostList, HostLook, HostPing, OwnHost, TrustedHos
 pub use kind::VmKind;
 pub use latency::{Latency, RoundWait};
 pub use launch::{LAUNCH_BYTES_MAX, Launch, UNKNOWN_LAUNCH};
+pub use moves::{
+    MOVE_DOWNTIME_MS_DEFAULT, MOVE_DOWNTIME_MS_MAX, MOVE_DOWNTIME_MS_MIN, MOVE_TIME_S_MAX, MoveDirection, MoveList,
+    MoveMode, MoveOnTimeout, MoveOutcome, MovePhase, MovePlan, MoveReply, MoveRequest, MoveRoom, MoveStatus,
+};
 pub use name::{VM_FILE_NAME_LEN_MAX, check_vm_name, vm_file_name};
 pub use policy::{
     AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, VmPolicy, WhatIfReply, WhatIfRequest,

@@ -22,10 +22,12 @@ pub const UNREACHABLE: u8 = 3;
 pub const NOT_FOUND: u8 = 4;
 /// There is no room for the VM or the snapshot.
 pub const NO_ROOM: u8 = 5;
-/// A snapshot or a restore was refused: nothing was changed.
+/// A snapshot, a restore or a move was refused: nothing was changed.
 pub const REFUSED: u8 = 6;
-/// A snapshot or a restore was begun and given up: the VM runs where it was.
+/// A snapshot, a restore or a move was begun and given up: the VM runs where it was.
 pub const GIVEN_UP: u8 = 7;
+/// A move was begun, and which host runs the VM is not decided, or not known here.
+pub const UNDECIDED: u8 = 8;
 
 /// Prints `error`, with all its causes. The program ends with `status`, or with 0 if nobody reads standard output any
 /// more.

@@ -56,6 +56,7 @@ mod headroom;
 mod image;
 mod machine;
 mod map;
+mod moving;
 mod ops;
 mod prefetch;
 mod reclaim;

@@ -18,4 +18,4 @@ mod stream;
 pub use handshake::NoHandshake;
 pub use record::RECORD_MAX;
 pub use rmap::crypto::{Keypair, PublicKey};
-pub use stream::{Draft, Link, LinkError, Receiver, Sender};
+pub use stream::{Cutter, Draft, Link, LinkError, Receiver, Sender};

@@ -150,8 +150,20 @@ impl Link {
         })
     }
 
-    fn set_patience(&self, patience: Duration) -> Result<(), LinkError> {
+    /// How long the other host may take for a piece of what it sends or is sent, in both directions, from now on.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn set_patience(&self, patience: Duration) -> Result<(), LinkError> {
         Ok(set_times(&self.sender.stream, patience)?)
+    }
+
+    /// What ends the stream while other threads send and receive.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn cutter(&self) -> Result<Cutter, LinkError> {
+        Ok(Cutter(self.sender.stream.try_clone()?))
     }
 
     /// Where the other host is, as this one sees it.
@@ -160,6 +172,17 @@ impl Link {
     /// The connection is gone.
     pub fn peer_address(&self) -> Result<SocketAddr, LinkError> {
         Ok(self.sender.stream.peer_addr()?)
+    }
+}
+
+/// Ends a stream at both ends, also for threads that wait for it. The connection stays open until this is dropped, too.
+#[derive(Debug)]
+pub struct Cutter(TcpStream);
+
+impl Cutter {
+    pub fn cut(&self) {
+        // It may have ended already.
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
     }
 }
 

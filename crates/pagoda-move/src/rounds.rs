@@ -111,6 +111,13 @@ impl Rounds {
         }
     }
 
+    /// So many bytes of this round were named instead of sent, such as zeros. They say nothing of the link.
+    pub fn spare(&mut self, bytes: Bytes) {
+        self.sent = Bytes(self.sent.0.saturating_sub(bytes.0));
+        self.pace.give_back(bytes);
+        self.round_sent = Bytes(self.round_sent.0.saturating_sub(bytes.0));
+    }
+
     /// The number of the round that is being sent.
     pub const fn round(&self) -> RoundNo {
         self.round

@@ -6,7 +6,7 @@
 //!
 //! Each owner has its own state, which others reach by its methods only, and gets what it needs of the others as arguments:
 //! [`paging`] has the pages, and answers faults; [`link`] has the connections to the VMM; [`sampler`] measures for the
-//! policy; [`sharer`] looks for equal pages; [`imager`] has the VM's image; [`status`] reports. The loop has the ring, the inbox and the time.
+//! policy; [`sharer`] looks for equal pages; [`imager`] has the VM's image; [`mover`] serves a move of the VM to another host; [`status`] reports. The loop has the ring, the inbox and the time.
 //!
 //! What the guest sees: if this thread or the whole daemon dies, faults wait until the next daemon answers them. If the disk
 //! fails, the VM is stalled and its owner told. If an owner finds an invariant broken, the VM is halted as it is
@@ -18,6 +18,8 @@ mod imager;
 mod imaging;
 mod link;
 mod messages;
+mod mover;
+mod moving;
 mod owning;
 mod paging;
 mod parts;
@@ -42,6 +44,7 @@ use self::broken::Broken;
 use self::imager::Imager;
 use self::link::VmmLink;
 use self::link::agent::Asked;
+use self::mover::{Awaited, Mover};
 use self::paging::{Answered, Paging};
 use self::sampler::{Context, Sampler};
 use self::sharer::Sharer;
@@ -88,6 +91,9 @@ pub struct Engine {
     sampler: Sampler,
     sharer: Sharer,
     imager: Imager,
+    mover: Mover,
+    /// Its pages are on their way from another host.
+    arrival: Option<Awaited>,
     reporter: Reporter,
     follow: Follow,
     busy_poll: BusyPoll,
@@ -152,6 +158,7 @@ impl Engine {
             }
             self.scan();
             self.turn_image();
+            self.turn_move();
             self.tick();
             self.receive_waiting_calls();
         }
@@ -184,7 +191,7 @@ impl Engine {
             () if machine.is_busy() => TICK_BUSY.min(scan_wait()),
             () => TICK_IDLE.min(scan_wait()),
         };
-        wait.min(self.imager.wait(&self.paging))
+        wait.min(self.imager.wait(&self.paging)).min(self.mover.wait(&self.paging))
     }
 
     fn handle(&mut self, source: Source, result: Result<u32, Errno>, more: bool) {
@@ -340,6 +347,9 @@ impl Engine {
                 paging.keep(ring, op, chunk, pages)?;
                 self.imager.begin_read(op);
             }
+            Action::CopyOut { pages, from } => self.mover.copy(pages, from, paging, ring),
+            Action::CopyLater { pages } => self.mover.put_off(pages),
+            Action::CopyFailed { pages, error } => self.mover.fail(pages, error, paging),
             Action::Release { op } => {
                 let answered = paging.release(ring, op)?;
                 self.imager.end_read(op);

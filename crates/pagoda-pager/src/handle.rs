@@ -4,10 +4,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use pagoda_core::bits::PageSet;
+use pagoda_core::fault::{Located, Pages};
 use pagoda_core::policy::SampleCount;
 use pagoda_core::policy::mrc::Curve;
 use pagoda_core::stats::Stats;
-use pagoda_core::units::{PageCount, PageIdx};
+use pagoda_core::units::{ChunkIdx, PageCount, PageIdx};
 use pagoda_image::{ImageId, Prepared};
 use pagoda_sys::process::Wake;
 use pagoda_sys::socket::Connection;
@@ -22,6 +24,10 @@ use crate::tier::remote::RemoteNumbers;
 const STATUS_WAIT: Duration = Duration::from_millis(200);
 /// How long the agent may take to open the gate or shut it: it may be unmapping pages of a large VM.
 const GATE_WAIT: Duration = Duration::from_secs(2);
+/// How long a look at what was written may take: some 20 us a chunk, and the first one arms the VM.
+const LOOK_WAIT: Duration = Duration::from_secs(60);
+/// How long an engine may take to begin to serve a VM that has arrived.
+const ARRIVE_WAIT: Duration = Duration::from_secs(30);
 
 /// What an engine can be told.
 #[derive(Debug)]
@@ -62,10 +68,61 @@ pub enum Command {
     CancelImage,
     /// This image is about to be removed: the VM holds nothing more for it.
     RemoveImage(ImageId),
+    /// The VM moves to another host, or moves no more: from now on [`Command::LookForWrites`] and [`Command::CopyOut`] are
+    /// answered, or they are no more. The VM stays armed meanwhile. No image is begun before it is over.
+    Move(bool),
+    /// Which pages may have been written since the last look? They are protected again before the answer. The first answer has all
+    /// pages.
+    LookForWrites(Sender<Result<Look, String>>),
+    /// Copies what these pages hold now.
+    CopyOut(CopyOrder),
+    /// `true`: the VM stands still for its last pages, so copies may take all of the engine's time.
+    HurryMove(bool),
+    /// All pages of a VM that has come from another host are in their places, which nobody but the daemon has written: the engine
+    /// serves it from now on. See [`crate::engine::Origin::Arriving`].
+    Arrived { found: Vec<Located>, asker: Sender<Result<(), String>> },
     /// Publish a fresh status.
     Refresh,
     /// The daemon ends: let go of the VM, which waits for the next daemon.
     Detach,
+}
+
+/// What a VM has written since the last look. See [`Command::LookForWrites`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Pages that may have changed, by chunk, in order; no set is empty.
+    pub written: Vec<(ChunkIdx, PageSet)>,
+    /// The value of the clock of direct I/O behind their protection.
+    pub protected_at: u64,
+    /// When the oldest direct I/O that is in flight now began, by the same clock: `u64::MAX` if none is, 0 if it cannot be told.
+    pub oldest_io: u64,
+}
+
+/// Pages to be copied. See [`Command::CopyOut`].
+#[derive(Clone, Debug)]
+pub struct CopyOrder {
+    /// Which. Copies come in any order, and a run may come in pieces.
+    pub pages: Pages,
+    /// Where each copy goes. It is never waited for.
+    pub to: Sender<Copied>,
+}
+
+/// What some pages held at some moment after they were asked for.
+#[derive(Debug)]
+pub struct Copied {
+    pub pages: Pages,
+    pub content: Content,
+}
+
+/// See [`Copied`].
+#[derive(Debug)]
+pub enum Content {
+    /// 4096 bytes a page, which may be zeros too.
+    Bytes(Vec<u8>),
+    /// Nobody has written them since they became zeros.
+    Zeros,
+    /// They cannot be read, and why.
+    Failed(String),
 }
 
 /// What became of [`Command::Gate`].
@@ -243,6 +300,27 @@ impl Handle {
         }
     }
 
+    /// Which pages may have been written since the last look. Whoever has no answer does not know what that look has found: the move is
+    /// to be given up.
+    ///
+    /// # Errors
+    /// It cannot be told, in words; the engine has ended, or does not answer.
+    pub fn look_for_writes(&self) -> Result<Look, String> {
+        let (asker, answer) = channel();
+        self.send(Command::LookForWrites(asker));
+        answered(&answer, LOOK_WAIT)?
+    }
+
+    /// Has the engine serve a VM whose pages have arrived.
+    ///
+    /// # Errors
+    /// It does not, and why.
+    pub fn arrived(&self, found: Vec<Located>) -> Result<(), String> {
+        let (asker, answer) = channel();
+        self.send(Command::Arrived { found, asker });
+        answered(&answer, ARRIVE_WAIT)?
+    }
+
     /// The status as last published.
     pub fn status(&self) -> Arc<Status> {
         Arc::clone(&self.board.lock().status)
@@ -267,6 +345,13 @@ impl Handle {
         let (shown, _) = waited.unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&shown.status)
     }
+}
+
+fn answered<T>(answer: &Receiver<T>, wait: Duration) -> Result<T, String> {
+    answer.recv_timeout(wait).map_err(|error| match error {
+        RecvTimeoutError::Timeout => format!("the VM's engine did not answer within {} s", wait.as_secs()),
+        RecvTimeoutError::Disconnected => "the VM's engine has ended".to_owned(),
+    })
 }
 
 impl Inbox {

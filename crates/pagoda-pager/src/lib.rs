@@ -1,5 +1,6 @@
 //! The engine of one VM: the loop around [`pagoda_core::fault::Machine`], and its tiers.
 //!
+//! * [`arriving`]: where the pages of a VM go that comes from another host.
 //! * [`engine`]: the thread. It waits, turns what happened into events, and executes the machine's actions in order.
 //! * [`space`]: where a page is in the VMM and in the RAM files.
 //! * [`tier`]: where pages are that are not in DRAM: the swap file, an image, other machines' memory, compressed memory,
@@ -15,6 +16,7 @@
 //! files, the swap file and the intents in shared memory say where every page is (`recover`), and the shim holds all that the
 //! next daemon needs.
 
+pub mod arriving;
 pub mod engine;
 mod follow;
 pub mod handle;

@@ -161,6 +161,15 @@ impl SwapFile {
         Ok(swap)
     }
 
+    /// Another descriptor of the same file. The lock falls with the last of them.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn duplicate(&self) -> Result<SwapFile, Errno> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)?;
+        Ok(SwapFile { fd, path: self.path.clone(), len: self.len, reserve: self.reserve })
+    }
+
     /// For [`crate::ring::Ring::add_file`].
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -4,6 +4,7 @@ mod autosnapshot;
 mod caps;
 mod clone;
 mod hosts;
+mod moves;
 mod on_crash;
 mod pace;
 mod policy;
@@ -23,6 +24,7 @@ pub use self::caps::{BalloonTarget, DramLimit};
 use self::caps::{balloon_target, dram};
 pub use self::clone::{CloneNet, CloneOptions, CloneSource};
 pub use self::hosts::HostTrust;
+pub use self::moves::{MoveVm, Moves, OneMove};
 pub use self::on_crash::{CrashOptions, OnCrash};
 pub use self::pace::Pace;
 pub use self::policy::{Admit, HostSet, SamplingOptions, WhatIf};
@@ -50,6 +52,7 @@ Examples:
   pagoda simulate FILE.toml        what the memory policy would do
   pagoda disk ls                   disks in the memory of other machines
   pagoda host ping host2           what another host has free, and the way to it
+  pagoda vm move web1 --to host2   web1 runs there then
 
 Exit status:
   0  done
@@ -58,9 +61,10 @@ Exit status:
   3  the daemon, another host, or the etcd of a cluster cannot be reached
   4  there is no VM, snapshot, disk, server or host of that name
   5  there is no room for the VM or the snapshot; the message says what is missing
-  6  a snapshot, its restore, cloning, removal, export or import was refused, and nothing was changed
-  7  a snapshot was begun and given up, and its VM runs where it was; or clones were begun, and all are gone; or the file of an
-     import stopped coming
+  6  a snapshot, its restore, cloning, removal, export or import, or a move was refused, and nothing was changed
+  7  a snapshot or a move was begun and given up, and its VM runs where it was; or clones were begun, and all are gone; or the file
+     of an import stopped coming
+  8  a move is undecided; `pagoda moves` says more
 `run` ends with the status of the program it starts.";
 
 /// Software-defined memory for virtual machines.
@@ -85,6 +89,7 @@ pub enum Command {
     /// Look at one VM or change it
     #[command(subcommand)]
     Vm(Vm),
+    Moves(Moves),
     /// Look at this host
     #[command(subcommand)]
     Host(Host),
@@ -236,6 +241,10 @@ pub enum Vm {
     Restore(Restore),
     Rollback(Rollback),
     Clone(CloneOptions),
+    Move(MoveVm),
+    /// Become the QEMU of a VM that comes from another host, as pagodad says on standard input
+    #[command(hide = true)]
+    StartArrived,
 }
 
 /// Change a running VM
@@ -347,6 +356,13 @@ mod tests {
         check("pagoda host set --json", ErrorKind::MissingRequiredArgument);
         check("pagoda admit --min 1G", ErrorKind::MissingRequiredArgument);
         check("pagoda whatif a", ErrorKind::MissingRequiredArgument);
+        check("pagoda vm move a", ErrorKind::MissingRequiredArgument);
+        check("pagoda vm move a --to b --mode postcopy", ErrorKind::InvalidValue);
+        check("pagoda vm move a --to b --bandwidth 2GiB", ErrorKind::ValueValidation);
+        check("pagoda vm move a --to b --downtime 30", ErrorKind::ValueValidation);
+        check("pagoda vm move a --to b --on-timeout abort", ErrorKind::MissingRequiredArgument);
+        check("pagoda vm move a --to b --dry-run --detach", ErrorKind::ArgumentConflict);
+        check("pagoda moves show", ErrorKind::MissingRequiredArgument);
         check("pagoda trace record", ErrorKind::MissingRequiredArgument);
         check("pagoda frobnicate", ErrorKind::InvalidSubcommand);
         check("pagoda ls --frobnicate", ErrorKind::UnknownArgument);

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use pagoda_api::{ClientError, ErrorCode};
 pub use pagoda_cli::exit::UsageError;
-use pagoda_cli::exit::{self, FAILED, GIVEN_UP, NO_ROOM, NOT_FOUND, REFUSED, UNREACHABLE, USAGE};
+use pagoda_cli::exit::{self, FAILED, GIVEN_UP, NO_ROOM, NOT_FOUND, REFUSED, UNDECIDED, UNREACHABLE, USAGE};
 
 use crate::qemu_args::ArgError;
 
@@ -13,7 +13,7 @@ use crate::qemu_args::ArgError;
 #[error("not admitted: {0}")]
 pub struct NotAdmitted(pub String);
 
-/// A snapshot or a restore is not possible, and nothing was changed.
+/// A snapshot, a restore or a move is not possible, and nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
@@ -22,6 +22,11 @@ pub struct Refused(pub String);
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct GivenUp(pub String);
+
+/// Nobody knows here which host runs a VM.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Undecided(pub String);
 
 /// There is no server of that number.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +71,9 @@ fn status(error: &anyhow::Error) -> u8 {
         }
         if cause.is::<GivenUp>() {
             return GIVEN_UP;
+        }
+        if cause.is::<Undecided>() {
+            return UNDECIDED;
         }
         if cause.is::<ArgError>() {
             return USAGE;
@@ -125,6 +133,7 @@ mod tests {
         check(refused(ErrorCode::GivenUp), GIVEN_UP);
         check(Refused("r".into()).into(), REFUSED);
         check(GivenUp("g".into()).into(), GIVEN_UP);
+        check(Undecided("u".into()).into(), UNDECIDED);
         check(
             ClientError::NotRunning { socket: "/s".into(), source: io::ErrorKind::NotFound.into() }.into(),
             UNREACHABLE,

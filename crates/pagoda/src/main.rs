@@ -7,6 +7,7 @@ mod doctor;
 mod exit;
 mod hosts;
 mod man;
+mod moves;
 mod mrc;
 mod output;
 mod policy;
@@ -52,6 +53,7 @@ fn dispatch(cli: Cli) -> Result<()> {
         Command::Ls => show::ls(&client, format),
         Command::Top(options) => top::run(&client, &options, format),
         Command::Vm(command) => show::vm(&client, &command, format),
+        Command::Moves(command) => moves::run(&client, &command, format),
         Command::Host(command) => show::host(&client, &command, format),
         Command::Doctor(options) => doctor::run(&client, &options, format),
         Command::Admit(options) => policy::admit(&client, &options, format),

@@ -13,7 +13,7 @@ use crate::cli::{BalloonTarget, Host, Vm, VmSet};
 use crate::exit::UsageError;
 use crate::output::{Format, Side, Table, lines_text, print_json, print_text};
 use crate::units::format_size;
-use crate::{hosts, mrc, policy, snapshot};
+use crate::{hosts, moves, mrc, policy, snapshot};
 
 pub fn ls(client: &Client, format: Format) -> Result<()> {
     let list = client.vms()?;
@@ -98,6 +98,8 @@ pub fn vm(client: &Client, command: &Vm, format: Format) -> Result<()> {
         Vm::Restore(options) => snapshot::restore(client, options),
         Vm::Rollback(options) => snapshot::roll_back(client, options),
         Vm::Clone(options) => crate::run::clone::run(client, options, format),
+        Vm::Move(options) => moves::move_vm(client, options, format),
+        Vm::StartArrived => crate::run::moved::start(),
     }
 }
 

@@ -26,6 +26,52 @@ pub fn format_per_mille(part: u16) -> String {
     }
 }
 
+/// Reads a rate of a network, `500M` or `2.5G`: bits a second in thousands, as networks count. In bytes a second.
+///
+/// # Errors
+/// A sentence that says what would be right.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    let bits = text.strip_suffix("/s").unwrap_or(text);
+    let bits = bits.strip_suffix("bit").unwrap_or(bits);
+    let unit = match bits.chars().last() {
+        Some('k' | 'K') => Some(1_000),
+        Some('m' | 'M') => Some(1_000_000),
+        Some('g' | 'G') => Some(1_000_000_000),
+        Some('t' | 'T') => Some(1_000_000_000_000),
+        _ => None,
+    };
+    let rate = unit.and_then(|unit| scale(&bits[..bits.len() - 1], unit));
+    rate.map(|bits| bits / 8).ok_or_else(|| {
+        format!("{text:?} is not a rate; write bits a second, such as 500M or 2G, which is 250 million bytes a second")
+    })
+}
+
+/// Bytes a second as a network counts them, `941 Mbit/s` or `2.5 Gbit/s`.
+pub fn format_rate(bytes_per_second: u64) -> String {
+    let mbit = bytes_per_second as f64 * 8.0 / 1e6;
+    match mbit {
+        // 999.5 is the least that would print as 1000.
+        mbit if mbit >= 999.5 => {
+            format!("{:.2}", mbit / 1e3).trim_end_matches('0').trim_end_matches('.').to_owned() + " Gbit/s"
+        }
+        mbit if mbit >= 10.0 => format!("{mbit:.0} Mbit/s"),
+        mbit => format!("{mbit:.1} Mbit/s"),
+    }
+}
+
+/// Reads a short time, `30ms` or `1.5s`, as milliseconds.
+///
+/// # Errors
+/// A sentence that says what would be right.
+pub fn parse_millis(text: &str) -> Result<u64, String> {
+    let millis = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
+        (Some(millis), _) => millis.parse().ok(),
+        (None, Some(seconds)) => scale(seconds, 1000),
+        (None, None) => None,
+    };
+    millis.ok_or_else(|| format!("{text:?} is not a time; write a number and ms or s, such as 30ms or 1.5s"))
+}
+
 /// A size that [`parse_size`] reads as exactly so many bytes.
 pub fn format_exact(bytes: u64) -> String {
     if bytes.is_multiple_of(1 << 20) { format_mib(bytes) } else { format!("{bytes}B") }
@@ -131,6 +177,40 @@ mod tests {
         check("%", None);
         check("", None);
         assert_eq!((format_per_mille(750), format_per_mille(75)), ("75 %".to_owned(), "7.5 %".to_owned()));
+    }
+
+    #[test]
+    fn rates() {
+        let check = |text: &str, expected: Option<u64>| assert_eq!(parse_rate(text).ok(), expected, "{text}");
+        check("2G", Some(250_000_000));
+        check("2.5g", Some(312_500_000));
+        check("500Mbit/s", Some(62_500_000));
+        check("8k", Some(1000));
+        check("0G", Some(0));
+        check("2", None);
+        check("", None);
+        check("G", None);
+        check("2GiB", None);
+        check("2GB", None);
+        check("-2G", None);
+        check("２G", None);
+        let check = |rate: u64, expected: &str| assert_eq!(format_rate(rate), expected);
+        check(125_000_000, "1 Gbit/s");
+        check(117_000_000, "936 Mbit/s");
+        check(312_500_000, "2.5 Gbit/s");
+        check(1_000_000, "8.0 Mbit/s");
+        check(0, "0.0 Mbit/s");
+    }
+
+    #[test]
+    fn short_times() {
+        let check = |text: &str, expected: Option<u64>| assert_eq!(parse_millis(text).ok(), expected, "{text}");
+        check("30ms", Some(30));
+        check("1.5s", Some(1500));
+        check("30", None);
+        check("ms", None);
+        check("-1s", None);
+        check("1m", None);
     }
 
     #[test]

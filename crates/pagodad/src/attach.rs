@@ -339,8 +339,10 @@ fn origin(record: &Record, taken_over: bool) -> Origin {
     // One that no daemon has served has nothing in DRAM, also if its agent says that it comes back: a daemon died when it had
     // just attached.
     let was_served = taken_over && record.pid.0 != 0;
+    let arrives = record.operation.is_some_and(|operation| operation.kind == OperationKind::Arrival);
     match (was_served, is_restored) {
         (false, true) => Origin::InTiers,
+        (false, false) if arrives => Origin::Arriving,
         _ if taken_over => Origin::TakenOver,
         _ => Origin::New,
     }

@@ -5,6 +5,7 @@
 
 mod file;
 mod hosts;
+mod moves;
 mod policy;
 mod snapshots;
 mod values;
@@ -21,6 +22,7 @@ use pagoda_pager::poll::{BUSY_POLL_DEFAULT, BUSY_POLL_MAX};
 
 use self::file::File;
 pub use self::hosts::HostsConfig;
+pub use self::moves::MovesConfig;
 pub use self::policy::PolicyConfig;
 pub(crate) use self::policy::size;
 pub use self::snapshots::SnapshotsConfig;
@@ -170,6 +172,7 @@ pub struct Config {
     pub compressed: Option<Compressed>,
     pub snapshots: SnapshotsConfig,
     pub hosts: HostsConfig,
+    pub moves: MovesConfig,
     /// Where the memory policy is configured; `None`: in the file of the system, if it is there.
     pub file: Option<PathBuf>,
     pub policy: PolicyConfig,
@@ -222,6 +225,7 @@ impl Config {
             shim: find_shim(args.shim.or(file.shim), exe_dir)?,
             snapshots: SnapshotsConfig::resolve(file.snapshots, &state_dir)?,
             hosts: HostsConfig::resolve(file.hosts, &state_dir)?,
+            moves: MovesConfig::resolve(file.moves)?,
             state_dir,
             swap_dir,
             pool_dir,

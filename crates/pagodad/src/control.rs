@@ -7,6 +7,7 @@
 
 mod hosts;
 mod listener;
+mod moves;
 mod reply;
 mod sampling;
 mod snapshots;
@@ -180,6 +181,7 @@ fn control_router(registry: Arc<Registry>) -> Router {
         .merge(sampling::routes())
         .merge(snapshots::routes())
         .merge(hosts::routes())
+        .merge(moves::routes())
         .route("/metrics", get(scrape))
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)

@@ -11,6 +11,7 @@ mod disks;
 mod hosts;
 mod images;
 mod metrics;
+mod moves;
 mod notices;
 mod parts;
 mod policy;
@@ -118,6 +119,7 @@ fn run(config: Config) -> Result<()> {
     start("disks", move || settling.settle_disks())?;
     start("images", move || counting.images.run(&|image| counting.image_is_filled(image)))?;
     let timing = Arc::clone(&registry);
+    moves::recovery::go_on(&registry).context("go on with moves")?;
     start("timetables", move || snapshots::timetables::run(&timing))?;
     let welcoming = Arc::clone(&registry);
     start("hosts", move || hosts::serve(&welcoming))?;

@@ -8,6 +8,7 @@
 //! ([`crate::policy::Governor`]).
 
 mod admission;
+mod arriving;
 mod balloons;
 mod change;
 mod create;
@@ -45,6 +46,7 @@ use crate::config::Config;
 use crate::crashes::Crashes;
 use crate::disks::{LayerSizes, Unsettled};
 use crate::images::Images;
+use crate::moves::Moves;
 use crate::parts::Parts;
 use crate::policy::{Governor, settings};
 use crate::programs::Programs;
@@ -80,6 +82,8 @@ pub struct Registry {
     /// What does not work and is not needed for paging.
     pub parts: Arc<Parts>,
     pub images: Images,
+    /// VMs that move between hosts.
+    pub moves: Moves,
     /// VMs that have crashed.
     pub crashes: Crashes,
     /// Versions of QEMU programs.
@@ -113,6 +117,7 @@ impl Registry {
         let records = RecordStore::new(config.state_dir.join("vms"));
         let crashes = Crashes::new(config.state_dir.join("vms"));
         let images = Images::new(config.snapshots.clone(), Arc::clone(&parts));
+        let moves = Moves::new(&config.state_dir, &config.hosts.dir);
         Ok(Registry {
             config,
             records,
@@ -122,6 +127,7 @@ impl Registry {
             governor,
             parts,
             images,
+            moves,
             crashes,
             programs: Programs::default(),
             timetables: Timetables::default(),

@@ -6,7 +6,7 @@
 
 mod clone;
 mod diff;
-mod disks;
+pub mod disks;
 mod files;
 mod filling;
 mod layers;

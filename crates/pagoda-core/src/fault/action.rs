@@ -137,6 +137,11 @@ pub enum Event {
     Forget,
     /// There is time to copy some of what the newest image lacks.
     Fill,
+    /// A move wants to know which pages may have been written since the last look: [`super::Machine::take_written`]. No image
+    /// lacks pages, and [`super::Machine::can_look`]. What was known to be the same as in an image is not any more.
+    Look,
+    /// A move wants copies of what these pages hold.
+    CopyOut { pages: Pages },
     /// Another page of the share group has got a frame with what this page held when it was looked at.
     LookAgain { page: PageIdx },
     /// Nobody else refers to this page's frame.
@@ -254,10 +259,16 @@ pub enum Action {
     /// Read a part of a chunk from swap into the operation's buffer. Only `wanted` has to arrive: blocks in between may be holes,
     /// outdated or about to be written.
     ReadSpan { op: OpId, span: Pages, wanted: PageSet, demand: bool },
-    /// Read pages from swap into the operation's buffer, which is that of a chunk, for the newest image alone. Unlike any
+    /// Read pages from swap into the operation's buffer, which is that of a chunk, for the newest image or a move alone. Unlike any
     /// other read it holds up nothing: meanwhile such a page may come in and change, and its block be written again or
     /// dropped. What arrives of it then is not used. Nobody waits for it as for a page-in.
     Keep { op: OpId, chunk: ChunkIdx, pages: PageSet },
+    /// Copy what these pages hold for a move. `from` says where it is when this is executed.
+    CopyOut { pages: Pages, from: Source },
+    /// These pages cannot be copied now: ask again.
+    CopyLater { pages: Pages },
+    /// These pages cannot be read.
+    CopyFailed { pages: Pages, error: IoError },
     /// Declare the intent and read a wholly absent chunk from swap straight into the RAM file.
     ReadChunk { op: OpId, chunk: ChunkIdx, demand: bool },
     /// The chunk's content is complete: withdraw the intent.

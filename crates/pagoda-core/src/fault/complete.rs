@@ -60,6 +60,9 @@ impl Machine {
                 }
             }
             (OpKind::Keep { pages, image }, result) => self.keep_done(id, op.chunk, (pages, image), result, out),
+            (OpKind::CopyOut { pages, look }, result) => {
+                self.copy_out_done(id, op.chunk, (pages, look), result, out);
+            }
             (kind, _) => unreachable!("a read ended as {kind:?}"),
         }
     }

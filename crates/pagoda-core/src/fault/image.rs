@@ -91,7 +91,7 @@ impl Machine {
 
     /// Protects all pages of the chunk that may be written, with one call from the first to the last of them: what is between
     /// them is protected already, or not mapped and stays so. Returns how many calls that takes.
-    fn protect_open(&mut self, chunk: ChunkIdx, out: &mut Actions) -> usize {
+    pub(super) fn protect_open(&mut self, chunk: ChunkIdx, out: &mut Actions) -> usize {
         let open = std::mem::take(&mut self.chunks[chunk.as_usize()].open);
         let (Some(first), Some(last)) = (open.first_set(), open.last_set()) else { return 0 };
         let run = Run { start: first, len: u16::from(last - first) + 1 };

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::bits::Run;
+use crate::bits::{PageSet, Run};
 use crate::chance::Chance;
 use crate::pattern::Pattern;
 use crate::queues::ChunkQueues;
@@ -92,6 +92,8 @@ pub struct Machine {
     pub(super) min: u64,
     pub(super) pinned: bool,
     pub(super) armed: bool,
+    /// Its pages are on their way from another host: it is not armed before they are there.
+    pub(super) awaits_pages: bool,
     /// An `Arm` or `Disarm` was asked for and not answered yet.
     pub(super) arming: bool,
     pub(super) resident: u64,
@@ -99,6 +101,10 @@ pub struct Machine {
     pub(super) reserved: u64,
     pub(super) swapped: u64,
     pub(super) images: Images,
+    /// What the last look of a move has found.
+    pub(super) written: Vec<(ChunkIdx, PageSet)>,
+    /// Looks so far.
+    pub(super) looks: u32,
     pub(super) waiting: VecDeque<(PageIdx, Access)>,
     pub(super) waiting_overflow: bool,
     /// Chunks that a stream will want and that had no room when it said so, and whether to map them writable.
@@ -140,11 +146,14 @@ impl Machine {
             min: 0,
             pinned: false,
             armed: false,
+            awaits_pages: false,
             arming: false,
             resident: 0,
             reserved: 0,
             swapped: 0,
             images: Images::default(),
+            written: Vec::new(),
+            looks: 0,
             waiting: VecDeque::with_capacity(WAITING_MAX),
             waiting_overflow: false,
             late_ahead: VecDeque::with_capacity(LATE_AHEAD_MAX),
@@ -170,6 +179,12 @@ impl Machine {
     /// What page-out leaves in DRAM, before anything is planned: as [`Event::SetMin`] later.
     pub fn set_min(&mut self, min: PageCount) {
         self.min = min.0;
+    }
+
+    /// The VM's pages are on their way from another host, or are there. Its guest does not run before, and it is unarmed until
+    /// then, whatever its limit.
+    pub fn await_pages(&mut self, on: bool) {
+        self.awaits_pages = on;
     }
 
     /// Takes an event in and appends what has to be done. Says what became of a fault.
@@ -214,6 +229,8 @@ impl Machine {
             }
             Event::Tick => self.tick(now, out),
             Event::ShareDone { op, found } => self.share_done(op, &found, out),
+            Event::Look => self.look(out),
+            Event::CopyOut { pages } => self.copy_out(pages, out),
             Event::Scan | Event::Fill => {}
             Event::TakeBack { page } => self.take_back(page, out),
             Event::LookAgain { page } => self.look_again(page),
@@ -446,7 +463,7 @@ impl Machine {
     }
 
     fn plan_arming(&mut self, out: &mut Actions) {
-        if self.arming {
+        if self.arming || self.awaits_pages {
             return;
         }
         let total = self.config.chunks.pages().0;

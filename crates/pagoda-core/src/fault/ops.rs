@@ -51,6 +51,13 @@ pub enum OpKind {
         /// The number of the image.
         image: u32,
     },
+    /// Part of a chunk into a buffer, for a move.
+    CopyOut {
+        /// Pages that were in swap alone when it began.
+        pages: PageSet,
+        /// Looks before it.
+        look: u32,
+    },
     /// A page-out.
     Out {
         /// Pages that will leave; those touched meanwhile were taken out of it.
@@ -141,7 +148,7 @@ impl Ops {
         let room = match op.kind {
             OpKind::Page { .. } | OpKind::Scan { .. } => true,
             OpKind::Fill { .. } => self.has_chunk_buffer(),
-            OpKind::Keep { .. } => self.has_chunk_buffer() && self.keeps < KEEPS_MAX,
+            OpKind::Keep { .. } | OpKind::CopyOut { .. } => self.has_chunk_buffer() && self.keeps < KEEPS_MAX,
             OpKind::Out { .. } => self.outs < OUTS_MAX,
             OpKind::Zap { .. } => self.zaps < ZAPS_MAX,
             OpKind::Own { .. } => self.owns < OWNS_MAX,
@@ -189,9 +196,9 @@ impl Ops {
         self.fills + self.keeps < FILLS_MAX
     }
 
-    /// Pages of the chunk are being read for an image.
+    /// Pages of the chunk are being read for an image or a move.
     pub fn is_keeping(&self, chunk: ChunkIdx) -> bool {
-        let is_keep = |op: &Op| op.chunk == chunk && matches!(op.kind, OpKind::Keep { .. });
+        let is_keep = |op: &Op| op.chunk == chunk && matches!(op.kind, OpKind::Keep { .. } | OpKind::CopyOut { .. });
         self.keeps > 0 && self.slots.iter().flatten().any(is_keep)
     }
 
@@ -247,7 +254,7 @@ impl Ops {
         match kind {
             OpKind::Page { .. } => &mut self.pages,
             OpKind::Fill { .. } => &mut self.fills,
-            OpKind::Keep { .. } => &mut self.keeps,
+            OpKind::Keep { .. } | OpKind::CopyOut { .. } => &mut self.keeps,
             OpKind::Out { .. } => &mut self.outs,
             OpKind::Scan { .. } => &mut self.scans,
             OpKind::Zap { .. } => &mut self.zaps,

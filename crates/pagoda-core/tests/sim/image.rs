@@ -89,6 +89,10 @@ pub enum Mistake {
     LeavesCopies,
     /// A move that a dead daemon ordered is done when another one has started.
     MovesLate,
+    /// Of a page that moves to another host a copy counts that direct I/O in flight may change.
+    CopiesUnderIo,
+    /// What could not be copied for a move is not asked for again.
+    ForgetsCopies,
 }
 
 /// A way in which a page may change, or be changed unseen from then on.

@@ -25,7 +25,7 @@ pub enum JobKind {
     Read {
         missing: Vec<usize>,
     },
-    /// Into a buffer, for the image that was the newest of so many.
+    /// Into a buffer, for the image that was the newest of so many, or for a move.
     Keep {
         pages: Vec<usize>,
         begun: usize,

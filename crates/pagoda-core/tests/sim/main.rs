@@ -8,6 +8,7 @@ mod borrow;
 mod image;
 mod job;
 mod mistake;
+mod moving;
 mod oracle;
 mod pager;
 mod ram;
@@ -62,6 +63,8 @@ const CHAIN_STEPS: usize = 800;
 /// Images that are left, each but the oldest the child of another.
 const CHAIN_IMAGES: usize = 4;
 
+const MOVE_SEEDS: u64 = 300;
+
 const CROWD_SEEDS: u64 = 100;
 const CROWD_STEPS: usize = 10_000;
 
@@ -96,6 +99,8 @@ struct Sim {
     recalls: usize,
     /// So many of a thousand steps in which something odd happens are about images.
     images: usize,
+    /// The same about a move to another host. Then there are no images.
+    moves: usize,
     now_ms: u64,
     /// Zaps that a dead daemon asked for.
     stray_zaps: Vec<Vec<pagoda_core::units::ChunkIdx>>,
@@ -168,6 +173,7 @@ impl Sim {
             prefetches,
             recalls,
             images,
+            moves: 0,
             now_ms: 0,
             stray_zaps: Vec::new(),
         };
@@ -192,6 +198,7 @@ impl Sim {
         if tracing() {
             eprintln!("  crash");
         }
+        self.world.moving = None;
         if let Some(pager) = self.pager.take() {
             self.stray_zaps.extend(pager.die(&mut self.world, &mut self.rng));
         }
@@ -225,6 +232,9 @@ impl Sim {
             self.tick();
         } else if fresh {
             self.chaos();
+        }
+        if self.rng.per_mille(self.moves) {
+            self.step_move();
         }
         if self.pager.is_none() && self.rng.per_mille(100) {
             self.recover();
@@ -408,6 +418,7 @@ impl Sim {
         (self.weather.io_fails, self.weather.zap_fails, self.weather.crash) = (0, 0, 0);
         (self.weather.unsplittable, self.weather.protect_fails, self.weather.image_fails) = (0, 0, 0);
         self.weather.own_fails = 0;
+        self.moves = 0;
         self.pace = Pace { thread: 30, message: 30, job: 30, tick: 1, chaos: 0 };
         if self.pager.is_none() {
             self.recover();
@@ -635,6 +646,24 @@ fn images_refer_to_the_ones_before_them() {
     eprintln!("{begun} images referred to {inherited} pages of the ones before them");
     let is_one = std::env::var_os("PAGODA_SIM_SEED").is_some();
     assert!(inherited > 100_000 || is_one, "hardly any page is the parent's");
+}
+
+/// A VM moves to another host, which then has every page as the guest left it.
+#[test]
+fn moves_have_every_page() {
+    let (mut finished, mut looks) = (0, 0);
+    for seed in seeds(MOVE_SEEDS) {
+        let named = Seed(seed);
+        let mut sim = Sim::new(seed, seed % 2 == 0);
+        sim.prepare_to_move();
+        sim.run();
+        looks += sim.world.moving.as_ref().map_or(0, |moving| moving.looks);
+        finished += usize::from(sim.finish_move());
+        drop(named);
+    }
+    eprintln!("{finished} moves finished after {looks} looks");
+    let is_one = std::env::var_os("PAGODA_SIM_SEED").is_some();
+    assert!(finished > MOVE_SEEDS as usize / 3 || is_one, "hardly any move was finished");
 }
 
 #[test]

@@ -44,6 +44,27 @@ impl Pager {
     }
 }
 
+/// The simulation notices a mover that breaks a rule.
+#[test]
+fn mistakes_with_moves_are_noticed() {
+    for mistake in [Mistake::CopiesUnderIo, Mistake::ForgetsCopies, Mistake::ProtectsNothing, Mistake::WrongSource] {
+        let noticed = (0..MISTAKE_SEEDS).find(|seed| {
+            let seed = *seed;
+            let run = std::panic::catch_unwind(|| {
+                let mut sim = Sim::new(seed, seed % 2 == 0);
+                sim.prepare_to_move();
+                sim.weather.mistake = Some(mistake);
+                let weather = sim.weather.clone();
+                sim.pager.iter_mut().for_each(|pager| pager.weather = weather.clone());
+                sim.run();
+                sim.finish_move();
+            });
+            run.is_err()
+        });
+        assert!(noticed.is_some(), "{mistake:?} goes unnoticed");
+    }
+}
+
 /// The simulation notices a pager that breaks a rule of images.
 #[test]
 fn mistakes_with_images_are_noticed() {

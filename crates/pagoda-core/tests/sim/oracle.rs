@@ -88,13 +88,16 @@ fn check_borrowed(chunk: ChunkIdx, entry: &Chunk, world: &World) {
 
 /// What is known to be the same as in the newest image is, and nobody can write it unseen.
 fn check_same(same: PageSet, chunk: ChunkIdx, world: &World, vmm: &Vmm) {
-    assert!(same.is_empty() || world.has_newest(), "{chunk:?}: the same as in no image");
+    let is_of_image = world.has_newest();
+    assert!(same.is_empty() || is_of_image || world.moving.is_some(), "{chunk:?}: the same as nowhere");
     for page in same.iter().map(|index| chunk.0 as usize * CHUNK + usize::from(index)) {
         assert!(world.pte[page] != Pte::Writable, "page {page} can be written, and is taken for the same");
-        if let Some(content) = world.newest_truth(page)
+        let settled = || world.moving.as_ref().and_then(|moving| moving.settled(page));
+        let known = if is_of_image { world.newest_truth(page) } else { settled() };
+        if let Some(content) = known
             && !vmm.is_given_back(page)
         {
-            assert_eq!(vmm.truth[page], content, "page {page} is taken for what the image has");
+            assert_eq!(vmm.truth[page], content, "page {page} is taken for what the image or the other host has");
         }
     }
 }

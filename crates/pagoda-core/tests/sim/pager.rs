@@ -17,6 +17,9 @@ use crate::vmm::Vmm;
 use crate::weather::Weather;
 use crate::world::{CHUNK, GARBAGE, Pte, World};
 
+/// Instead of the number of an image: what is read is for a move.
+const FOR_A_MOVE: usize = usize::MAX;
+
 /// The daemon died.
 #[derive(Debug)]
 pub struct Crash;
@@ -49,6 +52,8 @@ pub struct Pager {
     pub looks: VecDeque<Looking>,
     /// Images that have begun.
     pub images: usize,
+    /// What pages held when a read for a move of them began.
+    held_before: BTreeMap<u16, Vec<(usize, u64)>>,
     /// An image is to begin soon.
     pub is_preparing: bool,
     /// What could not be done in this list of actions; the machine hears of it behind the list.
@@ -111,6 +116,7 @@ impl Pager {
             refs: world.count_references(),
             looks: VecDeque::new(),
             images: 0,
+            held_before: BTreeMap::new(),
             is_preparing: false,
             failed: VecDeque::new(),
             is_unprotected: false,
@@ -310,7 +316,25 @@ impl Pager {
             Action::Keep { op, chunk, pages } => {
                 assert!(self.buffers.insert(op.0, BTreeMap::new()).is_none(), "the buffer of {op:?} is in use");
                 let pages = set(pages, chunk);
-                self.start(op, JobKind::Keep { pages: pages.clone(), begun: world.begun }, pages);
+                let begun = if world.moving.is_some() { FOR_A_MOVE } else { world.begun };
+                self.held_before.insert(op.0, pages.iter().map(|page| (*page, vmm.truth[*page])).collect());
+                self.start(op, JobKind::Keep { pages: pages.clone(), begun }, pages);
+            }
+            Action::CopyOut { pages, from } => {
+                for page in range(pages) {
+                    let content = self.content_of(page, from, world);
+                    let oldest = world.oldest_io();
+                    if let Some(moving) = &mut world.moving {
+                        moving.take(page, content, oldest);
+                    }
+                }
+            }
+            Action::CopyLater { pages } | Action::CopyFailed { pages, .. } => {
+                let forgets = self.weather.mistake == Some(Mistake::ForgetsCopies);
+                for page in range(pages) {
+                    let moving = world.moving.as_mut().filter(|moving| moving.is_asked(page));
+                    moving.into_iter().for_each(|moving| moving.answer_nothing(page, forgets));
+                }
             }
             Action::ReadChunk { op, chunk, .. } => self.fill(op, chunk, world),
             Action::ChunkComplete { op } => self.withdraw(op, world),
@@ -490,6 +514,16 @@ impl Pager {
         }
     }
 
+    /// What was read for a move of pages that have changed, or come in, meanwhile.
+    fn garble_changed(&mut self, op: OpId, vmm: &Vmm) {
+        for (page, before) in self.held_before.remove(&op.0).unwrap_or_default() {
+            let entry = self.machine.chunk(ChunkIdx((page / CHUNK) as u32));
+            if vmm.truth[page] != before || !entry.swapped().contains((page % CHUNK) as u8) {
+                self.buffers.get_mut(&op.0).expect("a read has a buffer").insert(page, GARBAGE);
+            }
+        }
+    }
+
     /// The page's block is being written in place.
     fn is_written(&self, page: usize, world: &World) -> bool {
         let target = |job: &Job| match &job.kind {
@@ -593,8 +627,13 @@ impl Pager {
         let event = match job.kind {
             JobKind::Keep { pages, begun } => {
                 if !fails {
-                    self.garble(op, &pages, begun, world);
-                    self.mistake_keep(op, &pages, begun, world);
+                    match begun {
+                        FOR_A_MOVE => self.garble_changed(op, vmm),
+                        _ => {
+                            self.garble(op, &pages, begun, world);
+                            self.mistake_keep(op, &pages, begun, world);
+                        }
+                    }
                 }
                 Event::ReadDone { op, result }
             }

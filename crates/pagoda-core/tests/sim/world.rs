@@ -10,6 +10,7 @@ use pagoda_core::fault::{Access, FaultKind};
 
 use crate::borrow::Loan;
 use crate::image::{Blocks, Image};
+use crate::moving::Moving;
 
 pub const CHUNK: usize = 256;
 /// Content of a frame that nobody has written yet. In a real one: zeros, or what was there before.
@@ -64,6 +65,8 @@ pub struct World {
     pub others: Vec<usize>,
     /// What the VM borrows of its snapshot's template.
     pub loan: Loan,
+    /// A move of the VM to another host.
+    pub moving: Option<Moving>,
 }
 
 impl World {
@@ -86,6 +89,7 @@ impl World {
             frames: Vec::new(),
             others: Vec::new(),
             loan: Loan::new(pages),
+            moving: None,
         }
     }
 

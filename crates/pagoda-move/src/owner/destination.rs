@@ -217,6 +217,9 @@ impl Destination {
                 self.prepares = Prepares::Done;
                 if self.state == State::Preparing {
                     self.clear(End::GivenUp, actions);
+                } else {
+                    // The attempt has ended meanwhile, and a part of it may have been made since.
+                    actions.push(Action::Discard);
                 }
             }
             DestinationEvent::Loaded if self.state == State::Filling => {

@@ -185,11 +185,11 @@ impl Source {
             Control::Holds { holding, .. } => self.is_loaded = *holding == Holding::Ready,
             Control::Started { generation, .. } if *generation == offered => match self.state {
                 State::Granted => self.state = State::Theirs,
-                // An operator has let the destination take over without a grant.
-                State::Copying | State::Stopping | State::Finishing | State::Noting | State::Reverting => {
+                // An operator has let the destination take over without a grant. It has all of the VM, which it had to say first.
+                State::Finishing | State::Noting | State::Reverting if self.is_loaded => {
                     self.remove(End::Superseded, actions);
                 }
-                State::Theirs | State::Removing | State::Ours | State::Over => {}
+                _ => {}
             },
             Control::Whole { .. } if self.state == State::Theirs => self.remove(End::Moved, actions),
             Control::Refusal { generation, .. }

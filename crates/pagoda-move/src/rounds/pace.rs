@@ -32,6 +32,13 @@ impl Pace {
             self.paid_at = self.paid_at.max(now) + cap.time_ceil(bytes).unwrap_or(Duration::MAX);
         }
     }
+
+    /// So many bytes that were spent were not sent.
+    pub fn give_back(&mut self, bytes: Bytes) {
+        if let Some(time) = self.cap.and_then(|cap| cap.time_ceil(bytes)) {
+            self.paid_at = Moment(self.paid_at.0.saturating_sub(time));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -53,6 +60,11 @@ mod tests {
             }
         }
         assert!((1000..1005).contains(&sent), "{sent} MiB in 10 s");
+        // What was not sent after all can be sent soon.
+        pace.spend(now, Bytes(1 << 30));
+        assert!(pace.wait_until(now).is_some_and(|until| until > now + second * 9));
+        pace.give_back(Bytes(1 << 30));
+        assert!(pace.wait_until(now).is_none_or(|until| until < now + second));
         let mut free = Pace::new(None, now);
         free.spend(now, Bytes(1 << 50));
         assert_eq!(free.wait_until(now), None);

@@ -54,6 +54,8 @@ pub enum Control {
     Reserve {
         attempt: AttemptId,
         room: Room,
+        /// What makes the VM and starts it, as JSON. The daemons know what is in it; here it is a text with a limit.
+        specification: String,
     },
     Reserved {
         attempt: AttemptId,

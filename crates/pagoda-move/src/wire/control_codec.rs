@@ -7,7 +7,7 @@ use super::control::{Control, DecidedBy, Holding, MapPart, Verdict};
 use super::fields::{Malformed, Reader, Writer};
 use super::limits::{
     FEATURES_MAX, HEADER_SIZE, MAP_CHUNKS_MAX, PROTOCOL_VERSION, REASON_TEXT_MAX, REASONS_MAX, REGIONS_MAX, RUNS_MAX,
-    STATE_CHUNK_MAX, STATE_MAX, TEXT_MAX, VM_PAGES_MAX,
+    SPECIFICATION_MAX, STATE_CHUNK_MAX, STATE_MAX, TEXT_MAX, VM_PAGES_MAX,
 };
 use super::offer::{Capabilities, Hello, Reason, ReasonKind, RegionFacts, Room, Welcome};
 use super::runs::{RUN_SIZE, decode_chunk, decode_run, encode_run};
@@ -23,7 +23,7 @@ const SIZES: [(usize, usize); 22] = [
     (70, 48 + 4 * TEXT + 2 + FEATURES_MAX + 2 + REGIONS_MAX * (TEXT + 8)),
     (20, 18 + TEXT),
     (10, 10 + REASONS_MAX * (2 + 2 * (2 + REASON_TEXT_MAX))),
-    (32, 32),
+    (34, 34 + SPECIFICATION_MAX),
     (8, 8),
     (56, 56),
     (12, 12),
@@ -77,7 +77,8 @@ impl ControlHeader {
 impl Control {
     /// Appends the message's frame.
     ///
-    /// Texts that are too long are cut. A list that is too long is a bug of the caller and panics.
+    /// Texts that are too long are cut. A list or a specification that is too long is a bug of the caller and panics, and so is a
+    /// specification with control characters: half of one, or another one, would start another VM.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&[0; HEADER_SIZE]);
@@ -107,7 +108,13 @@ impl Control {
                 });
                 3
             }
-            Control::Reserve { room, .. } => encode_room(*room, 4, w),
+            Control::Reserve { room, specification, .. } => {
+                let is_whole = specification.len() <= SPECIFICATION_MAX && !specification.contains(char::is_control);
+                assert!(is_whole, "a specification of {} bytes", specification.len());
+                encode_room(*room, 4, w);
+                w.text(specification, SPECIFICATION_MAX);
+                4
+            }
             Control::Reserved { .. } => 5,
             Control::NoRoom { needed, free, .. } => {
                 encode_room(*needed, 6, w);
@@ -187,7 +194,10 @@ impl Control {
                 software: r.text(TEXT_MAX, "software version")?,
             }),
             3 => Control::Refuse { attempt, reasons: r.list(REASONS_MAX, "number of reasons", decode_reason)? },
-            4 => Control::Reserve { attempt, room: decode_room(r)? },
+            4 => {
+                let room = decode_room(r)?;
+                Control::Reserve { attempt, room, specification: r.text(SPECIFICATION_MAX, "specification")? }
+            }
             5 => Control::Reserved { attempt },
             6 => Control::NoRoom { attempt, needed: decode_room(r)?, free: decode_room(r)? },
             7 => Control::Resume { attempt, connection: ConnectionNo(r.u32("connection")?) },

@@ -10,6 +10,8 @@ pub const HEADER_SIZE: usize = 8;
 pub const TEXT_MAX: usize = 255;
 /// The features of a CPU as text, bytes: QEMU knows some 400 names of at most 24 letters.
 pub const FEATURES_MAX: usize = 16 << 10;
+/// What makes and starts a VM, as JSON, bytes: what the length of a text can say. A launch specification has at most half of it.
+pub const SPECIFICATION_MAX: usize = u16::MAX as usize;
 /// Regions of a VM: as many as the shim hands over.
 pub const REGIONS_MAX: usize = 8;
 /// Pages of a VM: 1 TiB, as in an image.

@@ -6,7 +6,7 @@ use pagoda_move::map::{PageMap, PageRun};
 use pagoda_move::owner::{Source, SourceEvent};
 use pagoda_move::rounds::{Handover, IoEpoch, Next, Phase as RoundsPhase, Rounds, Step};
 use pagoda_move::tail::TailSource;
-use pagoda_move::units::{ConnectionNo, Moment};
+use pagoda_move::units::{AttemptId, ConnectionNo, Moment};
 use pagoda_move::wire::control::MapPart;
 use pagoda_move::wire::data::stream_of;
 use pagoda_move::wire::offer::{Capabilities, Hello, RegionFacts, Room};
@@ -64,6 +64,10 @@ pub fn regions() -> Vec<RegionFacts> {
     vec![RegionFacts { id: "pc.ram".to_owned(), size: PAGES.bytes() }]
 }
 
+fn reserve(attempt: AttemptId) -> Control {
+    Control::Reserve { attempt, room: ROOM, specification: "{}".to_owned() }
+}
+
 pub const ROOM: Room = Room { dram: Bytes::from_mib(1), swap: Bytes::from_mib(1), pool: Bytes::ZERO };
 
 impl World {
@@ -89,7 +93,7 @@ impl World {
                 cpu_features: String::new(),
                 regions: regions(),
             }),
-            Stage::Reserving => Control::Reserve { attempt: offered.attempt, room: ROOM },
+            Stage::Reserving => reserve(offered.attempt),
             Stage::Copying => Control::Resume { attempt: offered.attempt, connection },
             Stage::Granted => return self.open_streams(host),
         };
@@ -116,7 +120,7 @@ impl World {
         match message {
             Control::Welcome(_) if session.stage == Stage::Greeting => {
                 session.stage = Stage::Reserving;
-                self.send(host, &Control::Reserve { attempt, room: ROOM });
+                self.send(host, &reserve(attempt));
                 self.reach(Phase::Reserve);
             }
             Control::Reserved { .. } if session.stage == Stage::Reserving => self.begin_rounds(host),

@@ -69,8 +69,9 @@ fn messages_before_the_first_page() {
     let room = Room { dram: Bytes(1 << 29), swap: Bytes(3 << 30), pool: Bytes::ZERO };
     let free = Room { dram: Bytes(1 << 28), swap: Bytes(1 << 40), pool: Bytes::ZERO };
     check(
-        Control::Reserve { attempt: ATTEMPT, room },
-        "040000002000000088776655443322110000002000000000000000c0000000000000000000000000",
+        Control::Reserve { attempt: ATTEMPT, room, specification: r#"{"memory":[4096]}"#.to_owned() },
+        "040000003300000088776655443322110000002000000000000000c000000000000000000000000011007b226d656d6f\
+             7279223a5b343039365d7d",
     );
     check(Control::Reserved { attempt: ATTEMPT }, "05000000080000008877665544332211");
     check(

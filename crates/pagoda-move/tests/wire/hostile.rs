@@ -67,6 +67,12 @@ fn wrong_fields_are_named() {
     check(demand(), &[(8, 0)], "bytes after the end of a message");
     let state = Control::State { attempt, offset: Bytes(STATE_MAX.0 - 1), bytes: vec![1] };
     check(state, &[(8, 0), (11, 16)], "size of the state");
+    let room = pagoda_move::wire::offer::Room::default();
+    let reserve = || Control::Reserve { attempt, room, specification: "{}".to_owned() };
+    check(reserve(), &[(32, 3)], "specification");
+    check(reserve(), &[(34, b'\n')], "specification");
+    check(reserve(), &[(34, 0xff)], "specification");
+    check(reserve(), &[(32, 1)], "bytes after the end of a message");
     let reason = || Control::Refuse { attempt, reasons: Vec::new() };
     check(reason(), &[(8, 1)], "kind of a reason");
     check(reason(), &[(8, 33)], "number of reasons");

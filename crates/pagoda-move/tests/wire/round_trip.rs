@@ -6,7 +6,8 @@ use pagoda_move::map::PageRun;
 use pagoda_move::units::{AttemptId, ConnectionNo, Generation, RoundNo};
 use pagoda_move::wire::control::{DecidedBy, Holding, MapPart, Verdict};
 use pagoda_move::wire::limits::{
-    FEATURES_MAX, MAP_CHUNKS_MAX, REASON_TEXT_MAX, REASONS_MAX, REGIONS_MAX, RUNS_MAX, STATE_CHUNK_MAX, TEXT_MAX,
+    FEATURES_MAX, MAP_CHUNKS_MAX, REASON_TEXT_MAX, REASONS_MAX, REGIONS_MAX, RUNS_MAX, SPECIFICATION_MAX,
+    STATE_CHUNK_MAX, TEXT_MAX,
 };
 use pagoda_move::wire::offer::{Capabilities, Hello, Reason, ReasonKind, RegionFacts, Room, Welcome};
 use pagoda_move::wire::{Codec, Control, Data, RunKind};
@@ -54,7 +55,7 @@ fn any_control() -> impl Strategy<Value = Control> {
                 let reason = Reason { kind, what: text.clone(), remedy: text };
                 Control::Refuse { attempt, reasons: vec![reason; number as usize % 4] }
             }
-            3 => Control::Reserve { attempt, room: room(1) },
+            3 => Control::Reserve { attempt, room: room(1), specification: text.repeat(50) },
             4 => Control::Reserved { attempt },
             5 => Control::NoRoom { attempt, needed: room(2), free: room(3) },
             6 => Control::Resume { attempt, connection: ConnectionNo(number as u32) },
@@ -134,6 +135,8 @@ fn the_caps_leave_room_for_what_they_allow() {
     let text = "z".repeat(REASON_TEXT_MAX);
     let reason = Reason { kind: ReasonKind::Clock, what: text.clone(), remedy: text };
     check(Control::Refuse { attempt, reasons: vec![reason; REASONS_MAX] });
+    let room = Room { dram: Bytes(u64::MAX), swap: Bytes(u64::MAX), pool: Bytes(u64::MAX) };
+    check(Control::Reserve { attempt, room, specification: "s".repeat(SPECIFICATION_MAX) });
     check(Control::State { attempt, offset: Bytes(1), bytes: vec![1; STATE_CHUNK_MAX] });
     let chunks = (0..MAP_CHUNKS_MAX as u32).map(|chunk| (ChunkIdx(chunk), PageSet::FULL)).collect();
     check(Control::Missing { attempt, part: MapPart { chunks, last: false } });

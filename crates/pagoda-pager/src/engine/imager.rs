@@ -33,15 +33,18 @@ use pagoda_core::units::{ChunkIdx, PageCount};
 use pagoda_image::{ImageId, Ledger, Loss, Prepared, Writer};
 use pagoda_sys::ring::Ring;
 
-use self::beginning::{CLOCK_PAUSE, Open, Verdict, Waiting, refusal_text};
+use self::beginning::{CLOCK_PAUSE, Open, Verdict, Waiting};
 use self::content::{Room, take_over, take_over_all};
 use self::loss::Unnoted;
-use self::pace::{Fills, Pace};
+use self::pace::Fills;
 use self::recovery::{Found, look};
 use self::write_back::{LOOK, Progress, WriteBack};
 use super::paging::Paging;
 use crate::handle::Notice;
 use crate::image::{ImageStage, ImageStatus, Ticket};
+
+pub use self::beginning::refusal_text;
+pub use self::pace::Pace;
 
 /// Thousandths of the engine's time for protecting pages, which ends soon: 10 us a chunk.
 const PREPARE_PER_MILLE: u32 = 500;

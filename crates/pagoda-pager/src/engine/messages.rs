@@ -17,7 +17,7 @@ impl Engine {
     /// Does what the daemon wants.
     pub(super) fn obey(&mut self, command: Command) {
         match command {
-            Command::SetLimit(limit) => self.apply(Event::SetLimit { limit }),
+            Command::SetLimit(limit) => self.set_limit(limit),
             Command::SetMin(min) => self.apply(Event::SetMin { min }),
             Command::Continue => self.apply(Event::Continue),
             Command::OwnAll => self.apply(Event::OwnAll),
@@ -60,6 +60,11 @@ impl Engine {
                 self.imager.remove(image, &mut self.paging);
                 self.settle();
             }
+            Command::Move(on) => self.set_moving(on),
+            Command::LookForWrites(asker) => self.mover.ask_look(asker),
+            Command::CopyOut(order) => self.mover.ask_copy(order),
+            Command::HurryMove(on) => self.mover.hurry(on),
+            Command::Arrived { found, asker } => self.arrive(found, asker),
             Command::Refresh => self.publish(),
             // Who hears that the VMM ended removes its files; who hears of the detaching keeps them.
             Command::Detach => {

@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pagoda_core::bits::PageSet;
-use pagoda_core::fault::{Actions, Event, Machine, Now, Served};
+use pagoda_core::fault::{Actions, Event, Located, Machine, Now, Served};
 use pagoda_core::units::{ChunkIdx, PageCount, PageIdx};
 use pagoda_image::ImageId;
 use pagoda_sys::Errno;
@@ -34,6 +34,7 @@ use pagoda_sys::ring::{Ring, RingError};
 use pagoda_sys::socket::SharedMap;
 use pagoda_sys::uffd::Fault;
 
+use crate::handle::Look;
 use crate::loan::Loan;
 use crate::recover::{self, RecoverError};
 use crate::share::Member;
@@ -63,6 +64,8 @@ pub struct Paging {
     /// The machine's time counts from here.
     started: Instant,
     halted: Option<String>,
+    /// Where its pages are, if they have just arrived from another host.
+    expected: Option<Vec<Located>>,
     borrow: Option<borrowed::Borrow>,
     /// Faults that were read while the kernel waited for a message to be read.
     heard: RefCell<VecDeque<Fault>>,
@@ -90,9 +93,15 @@ impl Paging {
             has_buffers: false,
             started: Instant::now(),
             halted: None,
+            expected: None,
             borrow: loan.map(borrowed::Borrow::new),
             heard: RefCell::default(),
         }
+    }
+
+    /// The VM's pages are on their way from another host, or are there: until then it is not armed.
+    pub fn await_pages(&mut self, on: bool) {
+        self.machine.await_pages(on);
     }
 
     /// The VM's name.
@@ -216,6 +225,12 @@ impl Paging {
     /// The kernel or a tier refuses; nothing is lost.
     pub fn settle_intents(&mut self) -> Result<u64, RecoverError> {
         recover::settle_intents(&self.space, &mut self.tiers, &self.shared)
+    }
+
+    /// What the machine has found at the last look of a move. The clock of direct I/O moves on behind the protection, as behind a zap.
+    pub fn end_look(&mut self) -> Look {
+        let written = self.machine.take_written();
+        Look { written, protected_at: self.shared.advance(), oldest_io: self.shared.oldest_io() }
     }
 
     /// Direct I/O of the VMM may be in flight. One that has ended counts until the VMM's agent has looked.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pagoda_abi::attach::Packet;
 use pagoda_core::fault::{PageInPolicy, Replacement, Sharing};
-use pagoda_core::units::PageCount;
+use pagoda_core::units::{ChunkIdx, PageCount};
 use pagoda_image::Ledger;
 use pagoda_sys::ring::RingError;
 use pagoda_sys::socket::{Connection, SharedMap};
@@ -70,6 +70,9 @@ pub enum Origin {
     InTiers,
     /// Wherever an earlier daemon left them: it runs.
     TakenOver,
+    /// Nowhere yet: it comes from another host. Its memory is the kernel's until [`crate::handle::Command::Arrived`], and its guest
+    /// does not run before.
+    Arriving,
 }
 
 impl Origin {
@@ -91,6 +94,12 @@ pub enum EngineError {
     /// A userfaultfd.
     #[error("register memory: {errno}")]
     Register { errno: pagoda_sys::Errno, registered: usize },
+    /// What has arrived.
+    #[error("the files have other pages of {chunk:?} than those that have arrived")]
+    Misplaced {
+        /// The first such chunk.
+        chunk: ChunkIdx,
+    },
     /// What it borrows.
     #[error("look at what it borrows of its snapshot: {0}")]
     Loan(std::io::Error),

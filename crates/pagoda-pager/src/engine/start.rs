@@ -14,6 +14,7 @@ use pagoda_sys::socket::Connection;
 
 use super::imager::Imager;
 use super::link::VmmLink;
+use super::mover::{Awaited, Mover};
 use super::paging::Paging;
 use super::sampler::Sampler;
 use super::sharer::Sharer;
@@ -89,6 +90,8 @@ impl Engine {
                     sampler: Sampler::new(parts.pid),
                     sharer,
                     imager: Imager::new(Arc::clone(&name)),
+                    mover: Mover::new(),
+                    arrival: None,
                     reporter: Reporter::new(Arc::clone(&name), notify, parts.pinned),
                     name,
                     follow: Follow::new(parts.pid),
@@ -155,11 +158,17 @@ impl Engine {
                 self.paging.begin_prefetch();
             }
             Origin::TakenOver => self.take_over(settled)?,
+            Origin::Arriving => {
+                self.arrival = Some(Awaited { limit });
+                self.paging.await_pages(true);
+            }
         }
         if self.reporter.is_pinned() {
             self.paging.push(Event::Pin);
         }
-        self.paging.begin_with_limits(limit, min);
+        // Nobody pages a VM whose pages are not there yet.
+        let first = if self.arrival.is_some() { self.paging.space().chunks().pages() } else { limit };
+        self.paging.begin_with_limits(first, min);
         self.settle();
         if !self.paging.machine().is_armed() && !self.paging.is_halted() {
             self.paging.leave_punches();

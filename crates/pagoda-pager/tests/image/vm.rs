@@ -63,6 +63,10 @@ pub struct Vm {
     table: Option<RamFile>,
     vmm: Child,
     served: bool,
+    /// Its pages come from another VM.
+    arrives: bool,
+    /// Its swap file, if somebody else has it too.
+    swap: Option<SwapFile>,
 }
 
 /// An engine, from the daemon's side.
@@ -83,6 +87,26 @@ impl Vm {
         Vm::made_of(name, kind, None)
     }
 
+    /// One whose pages come from another VM.
+    pub fn arriving(name: &str, kind: Kind) -> Vm {
+        let mut vm = Vm::new(name, kind);
+        vm.arrives = true;
+        vm
+    }
+
+    /// The files of its memory, for whoever fills them.
+    pub fn ram_handles(&self) -> Vec<RamFile> {
+        vec![RamFile::from_fd(owned(self.ram.as_fd()), BYTES).unwrap()]
+    }
+
+    /// Its swap file, for whoever fills it.
+    pub fn swap_handle(&mut self) -> SwapFile {
+        let swap = SwapFile::open(&swap_path(&self.dir), BYTES, Reserve::No).unwrap();
+        let handle = swap.duplicate().unwrap();
+        self.swap = Some(swap);
+        handle
+    }
+
     /// One whose pages are in this image.
     pub fn made_of(name: &str, kind: Kind, reads: Option<Arc<Image>>) -> Vm {
         // On a disk, for the swap file's direct I/O.
@@ -97,7 +121,7 @@ impl Vm {
         let group = kind.shares.then(|| Arc::new(Group::create(name, 1 << 16).unwrap()));
         let table = kind.shares.then(|| table::create(name, BYTES).unwrap());
         let shared = SharedMap::create().unwrap();
-        Vm { dir, guest, shared, kind, reads, ram, uffd, group, table, vmm, served: false }
+        Vm { dir, guest, shared, kind, reads, ram, uffd, group, table, vmm, served: false, arrives: false, swap: None }
     }
 
     /// An engine takes the VM, or takes it over from the one before.
@@ -137,7 +161,8 @@ impl Vm {
                 false => tier,
             }));
         }
-        let swap = SwapFile::open(&swap_path(&self.dir), BYTES, Reserve::No).unwrap();
+        let swap = self.swap.take();
+        let swap = swap.unwrap_or_else(|| SwapFile::open(&swap_path(&self.dir), BYTES, Reserve::No).unwrap());
         let (ours, theirs) = Connection::pair().unwrap();
         let (guest, shared) = (self.guest, SharedMap::from_fd(owned(self.shared.as_fd())).unwrap());
         let (welcomed, welcome) = channel();
@@ -162,6 +187,7 @@ impl Vm {
             origin: match (taken_over, &self.reads) {
                 (true, _) => Origin::TakenOver,
                 (false, Some(_)) => Origin::InTiers,
+                (false, None) if self.arrives => Origin::Arriving,
                 (false, None) => Origin::New,
             },
             image,

@@ -109,6 +109,23 @@ impl RamFile {
         RamFile::from_fd(fd, expected_len)
     }
 
+    /// Another descriptor of the same file.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn duplicate(&self) -> Result<RamFile, Errno> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)?;
+        Ok(RamFile { fd, len: self.len, inode: self.inode })
+    }
+
+    /// Writes into the file: holes become pages. Not while an engine serves it, which knows of every page.
+    ///
+    /// # Errors
+    /// The error of pwrite(2); EIO if nothing is written.
+    pub fn write(&self, offset: u64, content: &[u8]) -> Result<(), Errno> {
+        write_all(self.fd.as_fd(), offset, content)
+    }
+
     /// For passing on.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -205,6 +222,22 @@ impl Iterator for DataRuns<'_> {
             }
         }
     }
+}
+
+/// All of it, in as many calls as it takes.
+fn write_all(fd: BorrowedFd<'_>, mut offset: u64, mut content: &[u8]) -> Result<(), Errno> {
+    while !content.is_empty() {
+        match rustix::io::pwrite(fd, content, offset) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(written) => {
+                content = &content[written..];
+                offset += written as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 fn self_path(fd: BorrowedFd<'_>) -> String {

@@ -4,11 +4,11 @@
 //! What QEMU makes for others, as a listening socket or a log, gets the clone's name behind its own. What only one of them can have
 //! is refused, or needs a network namespace of the clone's own.
 
-mod cards;
-mod chardevs;
-mod devices;
+pub(super) mod cards;
+pub(super) mod chardevs;
+pub(super) mod devices;
 mod disks;
-mod target;
+pub(super) mod target;
 
 pub use self::disks::Overlay;
 pub use self::target::{Net, Target};
@@ -25,7 +25,7 @@ pub struct Cloned {
 }
 
 /// Options that mean the same for both, whatever they say: the machine, files that are only read, and what QEMU does.
-const KEPT: &[&str] = &[
+pub(super) const KEPT: &[&str] = &[
     "L",
     "M",
     "S",
@@ -87,7 +87,7 @@ const KEPT: &[&str] = &[
 ];
 
 /// Objects that are the clone's own.
-const OBJECTS: [&str; 8] = [
+pub(super) const OBJECTS: [&str; 8] = [
     "iothread",
     "memory-backend-file",
     "memory-backend-memfd",
@@ -99,7 +99,7 @@ const OBJECTS: [&str; 8] = [
 ];
 
 /// What `-global` may be about: defaults of devices of the machine itself.
-const GLOBALS: [&str; 7] = ["ICH9-LPC", "PIIX4_PM", "hpet", "isa-fdc", "kvm-pit", "mc146818rtc", "mch"];
+pub(super) const GLOBALS: [&str; 7] = ["ICH9-LPC", "PIIX4_PM", "hpet", "isa-fdc", "kvm-pit", "mc146818rtc", "mch"];
 
 /// The words of a clone, from those of the VM that it is one of. They start it as the other's start the other: that it waits for a
 /// state is added by [`super::restored`].

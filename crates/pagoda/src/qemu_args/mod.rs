@@ -5,6 +5,7 @@
 //! balloon reports free pages and gives way before its guest kills a program. All else stays word for
 //! word. What cannot work under a pager is refused with what to do instead, before anything is created.
 
+mod arrived;
 mod backend;
 mod cloned;
 mod console;
@@ -22,6 +23,7 @@ mod words;
 
 use pagoda_api::attach::ram_path;
 
+pub use self::arrived::arrived;
 use self::backend::Backend;
 pub use self::cloned::{Cloned, Net, Overlay, Target, cloned};
 pub use self::descriptors::inherited as inherited_descriptors;

@@ -8,6 +8,7 @@
 pub mod clone;
 mod launch;
 mod machines;
+pub mod moved;
 pub mod on_crash;
 pub mod program;
 mod restore;
@@ -19,7 +20,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow};
 use pagoda_api::attach::{fetch, ram_path};
@@ -112,6 +113,8 @@ struct Ready {
     request: Request,
     plan: Option<Plan>,
     vm: CreateVm,
+    /// Its standard input is nothing.
+    is_in_background: bool,
 }
 
 impl Ready {
@@ -135,7 +138,7 @@ impl Ready {
             refuse_device_memory_in_ram(plan)?;
         }
         shim::check_descriptors()?;
-        Ok(Ready { request, plan, vm })
+        Ok(Ready { request, plan, vm, is_in_background: false })
     }
 
     /// Bytes of each region of the VM.
@@ -150,14 +153,18 @@ impl Ready {
 
     /// Becomes the program of the VM, which `make` has the daemon make.
     fn start(self, client: &Client, make: impl FnOnce(&CreateVm) -> Result<CreatedVm>) -> Result<()> {
-        let Ready { request, plan, vm } = self;
+        let Ready { request, plan, vm, is_in_background } = self;
         if let (Some(reason), true) = (&vm.spec.pinned, vm.spec.dram.is_some_and(|dram| dram < vm.memory_bytes())) {
             eprintln!("pagoda: warning: all of {} stays in DRAM, whatever its limit: {reason}", vm.name);
         }
         let created = Unattached { client, vm: make(&vm)? };
         shim::check(&created.vm.shim, plan.is_some())?;
         let monitor = fetch(&created.vm)?;
-        let error = command(&request, plan.as_ref(), &created.vm, vm.memory.len(), monitor.as_ref())?.exec();
+        let mut command = command(&request, plan.as_ref(), &created.vm, vm.memory.len(), monitor.as_ref())?;
+        if is_in_background {
+            command.stdin(Stdio::null());
+        }
+        let error = command.exec();
         Err(anyhow!(error).context(format!("start {}", request.program.display())))
     }
 }

@@ -14,7 +14,7 @@ use rustix::net::{
     SocketAddrUnix, SocketFlags, SocketType,
 };
 
-const TOKEN: &str = "30313233343536373839616263646566";
+pub const TOKEN: &str = "30313233343536373839616263646566";
 
 /// The one VM that `ls`, `vm show` and `top` see.
 pub const VM: &str = r#"{"name":"web1","kind":"qemu","state":{"kind":"running"},"memory_bytes":4294967296,
@@ -33,6 +33,7 @@ const HOST: &str = r#"{"version":"0.1.0","hostname":"host1","kernel":"6.18.0","m
 pub struct FakeDaemon {
     pub dir: PathBuf,
     asked: Arc<Mutex<Vec<(String, String)>>>,
+    attach: Arc<OwnedFd>,
 }
 
 impl FakeDaemon {
@@ -43,9 +44,9 @@ impl FakeDaemon {
         // It has the name by which the command knows that QEMU may be told that RAM is shared.
         std::fs::write(dir.join("shim.so"), "\0strcmp\0").unwrap();
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let daemon = Self { dir, asked: Arc::clone(&asked) };
+        let attach = attach_listener(&dir);
+        let daemon = Self { dir, asked: Arc::clone(&asked), attach: Arc::clone(&attach) };
         let control = UnixListener::bind(daemon.socket()).unwrap();
-        let attach = daemon.attach_listener();
         let dir = daemon.dir.clone();
         // The threads end with the test's process.
         std::thread::spawn(move || {
@@ -83,13 +84,18 @@ impl FakeDaemon {
         command
     }
 
-    fn attach_listener(&self) -> Arc<OwnedFd> {
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        rustix::net::bind(&socket, &SocketAddrUnix::new(self.dir.join("attach")).unwrap()).unwrap();
-        rustix::net::listen(&socket, 4).unwrap();
-        Arc::new(socket)
+    /// Answers one Fetch for a VM that is there already.
+    pub fn hand_over(&self, vm: CreateVm) {
+        hand_over(vm, Arc::clone(&self.attach));
     }
+}
+
+fn attach_listener(dir: &std::path::Path) -> Arc<OwnedFd> {
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(dir.join("attach")).unwrap()).unwrap();
+    rustix::net::listen(&socket, 4).unwrap();
+    Arc::new(socket)
 }
 
 impl Drop for FakeDaemon {

@@ -3,6 +3,7 @@
 mod cli;
 mod clone;
 mod daemon;
+mod moved;
 mod qemu;
 mod server;
 mod snapshot;

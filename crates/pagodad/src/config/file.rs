@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use super::hosts::HostsFile;
+use super::moves::MovesFile;
 use super::policy::PolicyFile;
 use super::snapshots::SnapshotsFile;
 use super::values::{Group, LargeFolios, Metrics, PageIn, Replacement};
@@ -35,6 +36,7 @@ pub(super) struct File {
     pub compressed: Option<CompressedFile>,
     pub snapshots: SnapshotsFile,
     pub hosts: HostsFile,
+    pub moves: MovesFile,
     pub policy: PolicyFile,
 }
 

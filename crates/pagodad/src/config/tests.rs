@@ -8,7 +8,7 @@ use super::file::{self, File};
 use super::hosts::HostsFile;
 use super::policy::PolicyFile;
 use super::snapshots::SnapshotsFile;
-use super::{Args, Config, Group, LargeFolios, PolicyConfig, SHIM_NAME, SnapshotsConfig};
+use super::{Args, Config, Group, LargeFolios, MovesConfig, PolicyConfig, SHIM_NAME, SnapshotsConfig};
 use crate::policy::settings::host_settings;
 
 const FILE: &str = "/etc/pagoda/pagoda.toml";
@@ -183,6 +183,30 @@ fn the_policy_is_a_section_of_the_file() {
     refused("sample_pages = 0", "1 to 4096");
     refused("sample_period_s = 3601", "1 to 3600");
     refused("tax = \"1%\"", "tax");
+}
+
+#[test]
+fn moves_are_a_section_of_the_file() {
+    let default = resolve(&[], "").unwrap().moves;
+    assert_eq!(default, MovesConfig::default());
+    assert!(!default.accept && default.users.is_empty() && default.paths.is_empty(), "all off");
+    assert_eq!(default.programs, [PathBuf::from("/usr/bin/qemu-system-x86_64")]);
+    let text =
+        "[moves]\naccept = true\nprograms = [\"/opt/q\"]\nusers = [\"root\", \"64055\", 7]\npaths = [\"/vms\"]\n";
+    let moves = resolve(&[], text).unwrap().moves;
+    assert_eq!((moves.accept, moves.users.as_slice()), (true, &[0, 64055, 7][..]));
+    assert_eq!((moves.programs, moves.paths), (vec!["/opt/q".into()], vec!["/vms".into()]));
+    let refused = |text: &str, expected: &str| {
+        let said = format!("{:#}", resolve(&[], &format!("[moves]\n{text}\n")).unwrap_err());
+        assert!(said.contains(expected), "{text}: {said}");
+    };
+    refused("accept = \"yes\"", "line 2");
+    refused("programs = [\"qemu\"]", "[moves] programs: \"qemu\" has to be a full path");
+    refused("paths = [\"/vms/../etc\"]", "without ..");
+    refused("users = [\"no-such-user\"]", "useradd");
+    refused("users = [-1]", "-1 is no user");
+    refused("users = [true]", "neither the name of a user nor a number");
+    refused("path = [\"/vms\"]", "`paths`");
 }
 
 #[test]

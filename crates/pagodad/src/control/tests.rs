@@ -49,6 +49,7 @@ fn registry(name: &str) -> (PathBuf, Arc<Registry>) {
         compressed: None,
         snapshots: crate::config::SnapshotsConfig::below(&dir),
         hosts: crate::config::HostsConfig::below(&dir),
+        moves: crate::config::MovesConfig::default(),
         file: None,
         policy: crate::config::PolicyConfig::default(),
     };

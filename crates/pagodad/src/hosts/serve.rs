@@ -1,7 +1,8 @@
 //! Listens for other hosts.
 //!
 //! Each connection has a thread until its stream ends. Whoever has not shown a trusted key within seconds is gone. There are at most
-//! [`STRANGERS_MAX`] of these and [`STREAMS_MAX`] of trusted hosts at a time, so strangers take no place of a host that is in.
+//! [`STRANGERS_MAX`] of these and [`STREAMS_MAX`] of trusted hosts at a time, so strangers take no place of a host that is in. Streams
+//! of moves, which last, have places of their own: [`MOVE_STREAMS_MAX`].
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -14,12 +15,16 @@ use pagoda_link::hosts::Hosts;
 use pagoda_link::{Link, LinkError, PublicKey};
 
 use super::{look, of, text};
+use crate::moves::channel::{self, Accepted};
+use crate::moves::destination;
 use crate::parts;
 use crate::registry::Registry;
 
 const PART: &str = "other hosts";
 /// Streams of trusted hosts at a time.
 const STREAMS_MAX: usize = 64;
+/// Streams of moves at a time: of some 20 VMs that come.
+const MOVE_STREAMS_MAX: usize = 64;
 /// Connections at a time that have not shown a trusted key.
 const STRANGERS_MAX: usize = 64;
 /// A connection that cannot be accepted, as for want of descriptors, is tried again.
@@ -29,7 +34,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 pub fn serve(registry: &Arc<Registry>) {
     let Some(address) = registry.config.hosts.listen else { return };
     let listener = bind(registry, address);
-    let (strangers, streams) = (Arc::default(), Arc::default());
+    let (strangers, places) = (Arc::default(), Places::default());
     loop {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
@@ -43,9 +48,9 @@ pub fn serve(registry: &Arc<Registry>) {
             tracing::debug!(%from, "{PART}: {STRANGERS_MAX} connections have not shown a key yet, and this one is closed");
             continue;
         };
-        let (registry, streams) = (Arc::clone(registry), Arc::clone(&streams));
+        let (registry, places) = (Arc::clone(registry), places.clone());
         let handle = move || {
-            if let Err(error) = answer(&registry, stream, place, &streams) {
+            if let Err(error) = answer(&registry, stream, place, &places) {
                 tracing::warn!(%from, "{PART}: {}", in_full(&error));
             }
         };
@@ -88,18 +93,20 @@ impl Drop for Place {
     }
 }
 
-fn answer(
-    registry: &Registry,
-    stream: TcpStream,
-    stranger: Place,
-    streams: &Arc<AtomicUsize>,
-) -> Result<(), LinkError> {
+/// Streams of trusted hosts, and those of them that are of moves.
+#[derive(Clone, Default)]
+struct Places {
+    streams: Arc<AtomicUsize>,
+    moves: Arc<AtomicUsize>,
+}
+
+fn answer(registry: &Arc<Registry>, stream: TcpStream, stranger: Place, places: &Places) -> Result<(), LinkError> {
     let files = of(registry);
     let own = files.own().map_err(|error| LinkError::Io(std::io::Error::other(in_full(error.as_ref()))))?;
     let mut place = None;
     let mut link = Link::answer(&own, stream, |key| {
         trusts(&files, key)?;
-        place = Place::take(streams, STREAMS_MAX);
+        place = Place::take(&places.streams, STREAMS_MAX);
         place
             .as_ref()
             .map(drop)
@@ -107,7 +114,23 @@ fn answer(
     })?;
     drop(stranger);
     let first = link.receiver.receive()?.to_vec();
+    if channel::is_of_move(&first) {
+        let full = || LinkError::Io(std::io::Error::other(format!("it has {MOVE_STREAMS_MAX} streams of moves")));
+        let _of_move = Place::take(&places.moves, MOVE_STREAMS_MAX).ok_or_else(full)?;
+        drop(place);
+        return take_stream(registry, link, &first);
+    }
     look::answer(&mut link, first, || here(registry))
+}
+
+/// Serves a stream of a move until it ends.
+fn take_stream(registry: &Arc<Registry>, link: Link, first: &[u8]) -> Result<(), LinkError> {
+    let peer = link.peer;
+    match Accepted::new(link, first)? {
+        Accepted::Control(vm, sender, receiver) => destination::take_control(registry, peer, &vm, sender, receiver),
+        Accepted::Data(receiver) => destination::take_data(registry, peer, receiver),
+    }
+    Ok(())
 }
 
 /// Why a caller with this key is not let in.

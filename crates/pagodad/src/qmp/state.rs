@@ -22,6 +22,7 @@ mod stream;
 mod tests;
 mod undo;
 
+pub use capability::leave_disks_alone;
 pub use check::{check, machine};
 pub use gate::Gate;
 pub use load::load;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
     pub kind: OperationKind,
-    /// What is made, what the VM is made of, or what it is put back to.
+    /// What is made, what the VM is made of, or what it is put back to. Of a move: its attempt.
     pub image: ImageId,
     /// The guest is to run afterwards, however the operation ends.
     pub resume: bool,
@@ -23,6 +23,10 @@ pub enum OperationKind {
     Restore,
     /// It is about to be ended, and made anew of an image.
     Rollback,
+    /// It leaves for another host. Whether it may run here its note says (`moves/notes.rs`).
+    Move,
+    /// It comes from another host, and has not run here. Whether it may its note says.
+    Arrival,
 }
 
 impl Operation {
@@ -33,12 +37,19 @@ impl Operation {
 }
 
 impl OperationKind {
+    /// Another host has a part in it.
+    pub const fn is_move(self) -> bool {
+        matches!(self, OperationKind::Move | OperationKind::Arrival)
+    }
+
     /// As a user calls it.
     pub const fn name(self) -> &'static str {
         match self {
             OperationKind::Snapshot => "snapshot",
             OperationKind::Restore => "restore",
             OperationKind::Rollback => "rollback",
+            OperationKind::Move => "move",
+            OperationKind::Arrival => "arrival",
         }
     }
 }

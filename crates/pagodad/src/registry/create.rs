@@ -14,6 +14,7 @@ use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, Launch, VmKind};
 use pagoda_core::policy::VmId;
 use pagoda_image::Image;
+use pagoda_move::note::Note;
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
@@ -22,7 +23,7 @@ use super::{Registry, Vm, internal};
 use crate::disks::Restored;
 use crate::images::source::Source;
 use crate::qmp::Monitor;
-use crate::record::Record;
+use crate::record::{Operation, Record};
 use crate::remote::NewTier;
 use crate::{random, remote};
 
@@ -124,6 +125,19 @@ impl Registry {
         self.create_from(request, None)
     }
 
+    /// As [`Registry::create`], of a VM that an operation makes.
+    ///
+    /// # Errors
+    /// As [`Registry::create`].
+    pub fn create_new(&self, request: CreateVm, operation: Operation) -> Result<CreatedVm, ApiError> {
+        self.reap_name(&request.name);
+        self.making.wait_until_removed(&request.name);
+        self.check_free(&self.lock(), &request.name)?;
+        let mut new = self.prepare(request, None)?;
+        new.record.operation = Some(operation);
+        new.make()
+    }
+
     /// As [`Registry::create`]. With a source, the VM's memory is what that image holds, and QEMU is given the image's state
     /// before the guest runs: see `snapshots/restore.rs`. A clone has no disks to be put back.
     ///
@@ -139,6 +153,10 @@ impl Registry {
         self.reap_name(&request.name);
         self.making.wait_until_removed(&request.name);
         self.check_free(&self.lock(), &request.name)?;
+        self.check_not_moving(&request.name)?;
+        if source.is_some() {
+            self.check_not_moved(&request.name)?;
+        }
         match source {
             None => self.prepare(request, None)?.make(),
             Some((source, None)) => self.prepare(request, Some(source))?.make(),
@@ -204,6 +222,23 @@ impl Registry {
             ));
         }
         Ok(())
+    }
+
+    /// That no other host has a word to say about the VM of this name: one that was given away may run there.
+    fn check_not_moving(&self, name: &str) -> Result<(), ApiError> {
+        let problem = match self.moves.notes().read(name) {
+            Ok(None | Some(Note::Owned(_))) => return Ok(()),
+            Ok(Some(_)) => format!("a move of {name} between this host and another has not ended"),
+            Err(error) => in_full(error.as_ref()),
+        };
+        Err(ApiError::new(ErrorCode::NameTaken, problem, Some("see `pagoda moves`")))
+    }
+
+    /// That a VM has not just gone to another host, where it runs.
+    fn check_not_moved(&self, name: &str) -> Result<(), ApiError> {
+        let Some(to) = self.moves.outgoing.just_moved(name) else { return Ok(()) };
+        let hint = "it runs there; if you want a second one of an old state, give it another name, or wait a minute";
+        Err(ApiError::new(ErrorCode::Refused, format!("{name} has just moved to {to}"), Some(hint)))
     }
 
     /// Takes the name, and what the VM needs of the policy.

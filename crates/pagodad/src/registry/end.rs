@@ -29,7 +29,8 @@ impl Registry {
             let Some((record, status)) = self.find_by_id(id, of) else { return };
             tracing::info!(vm = %record.name, ?status, "its process ended");
             // Before its record goes: whichever daemon there is next knows of it by one of the two.
-            if let Some(crash) = crash_of(&record, status) {
+            // One that was given away is the other host's.
+            if let Some(crash) = crash_of(&record, status).filter(|_| !self.moves.is_given(&record.name)) {
                 self.crashes.note(&record, crash);
             }
             // The files first: a new VM of this name has files of the same names.
@@ -150,6 +151,7 @@ impl Registry {
             self.remote_path(name),
         ]);
         remove_files(compressed.into_iter().flatten());
+        self.moves.forget(name);
         let dirs = Dirs::of(&self.config);
         if record.disks.is_empty() {
             // Its record is a pending release from now on.

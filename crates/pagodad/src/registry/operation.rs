@@ -93,7 +93,7 @@ impl Registry {
             check_ready(vm, operation.kind)?;
             let image = match operation.kind {
                 OperationKind::Snapshot => Some(operation.image),
-                OperationKind::Restore | OperationKind::Rollback => vm.record.image,
+                _ => vm.record.image,
             };
             Ok(Record { operation: Some(operation), image, ..vm.record.clone() })
         };
@@ -249,7 +249,9 @@ struct Left {
 
 impl Left {
     fn of(vm: &mut Vm) -> Option<Left> {
-        if !vm.is_cut_off {
+        // Whether a VM that moves may run here is said by its note (`moves/recovery.rs`).
+        let is_move = vm.record.operation.is_some_and(|operation| operation.kind.is_move());
+        if !vm.is_cut_off || is_move {
             return None;
         }
         Some(Left {
@@ -281,6 +283,7 @@ impl Left {
                 OperationKind::Restore if self.was_let_run => &[],
                 // The daemon itself paused it, or had QEMU start so.
                 OperationKind::Restore | OperationKind::Rollback => &[RunState::PostMigrate, RunState::Paused],
+                OperationKind::Move | OperationKind::Arrival => &[],
             },
         };
         undo(&self.monitor, &self.gate, paused).context("undo what it began")

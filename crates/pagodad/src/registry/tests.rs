@@ -36,6 +36,7 @@ pub fn registry(dir: &Path) -> Registry {
         compressed: None,
         snapshots: crate::config::SnapshotsConfig::below(dir),
         hosts: crate::config::HostsConfig::below(dir),
+        moves: crate::config::MovesConfig::default(),
         file: None,
         policy: PolicyConfig { pool: Some(Bytes(POOL)), ..PolicyConfig::default() },
     };

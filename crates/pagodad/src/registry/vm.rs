@@ -22,7 +22,7 @@ use crate::images::readers::Reading;
 use crate::policy::governed::Governed;
 use crate::policy::settings;
 use crate::qmp::Monitor;
-use crate::record::Record;
+use crate::record::{Operation, Record};
 
 /// A VM.
 #[derive(Debug)]
@@ -108,6 +108,11 @@ impl Vm {
             group,
             table: None,
         }
+    }
+
+    /// What an earlier daemon was doing with it, and nobody does.
+    pub fn operation_cut_off(&self) -> Option<Operation> {
+        self.record.operation.filter(|_| self.is_cut_off)
     }
 
     /// The limit that its engine is to enforce: the least of its user's, what stands in for its balloon, and the policy's.

@@ -86,6 +86,8 @@ pub enum Name {
     Clone,
     /// A snapshot becomes a file, against its disk, zstd alone and `virsh save`
     Export,
+    /// A VM moves to another host over 1 Gbit/s, into all its memory and into half, against a bare stream and QEMU's own migration
+    Migrate,
     /// All of them
     All,
 }

@@ -11,6 +11,7 @@ mod guards;
 mod hosts;
 mod kvm;
 mod libvirt;
+mod moves;
 mod oldest;
 mod operations;
 mod optional;

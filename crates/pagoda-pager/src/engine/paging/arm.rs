@@ -7,8 +7,8 @@
 use std::time::{Duration, Instant};
 
 use pagoda_core::bits::PageSet;
-use pagoda_core::fault::Event;
-use pagoda_core::units::ChunkIdx;
+use pagoda_core::fault::{Event, Located, Pages};
+use pagoda_core::units::{ChunkIdx, PAGE_SIZE};
 use pagoda_sys::ring::Ring;
 use pagoda_sys::uffd::Resolved;
 
@@ -16,7 +16,7 @@ use super::busy::Busy;
 use super::{Paging, io};
 use crate::engine::broken::Broken;
 use crate::engine::parts::EngineError;
-use crate::recover;
+use crate::recover::{self, RecoverError};
 
 /// Between two attempts while the memory is another userfaultfd's.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
@@ -43,10 +43,46 @@ impl Paging {
             result.map_err(|errno| EngineError::Register { errno, registered })?;
         }
         self.protect_borrowed(&places)?;
-        let mut found = recover::find(&self.space, &mut self.tiers, frozen)?;
+        let mut found = match self.expected.take() {
+            Some(found) => self.check_arrived(found)?,
+            None => recover::find(&self.space, &mut self.tiers, frozen)?,
+        };
         self.find_private(&places, &mut found)?;
         self.machine.armed(|chunk| found[chunk.as_usize()]);
         Ok(())
+    }
+
+    /// Where pages are that have arrived from another host, instead of looking for them.
+    pub fn expect_pages(&mut self, found: Vec<Located>) {
+        self.expected = Some(found);
+    }
+
+    /// Compares where pages are said to be that have arrived with the files, by which alone a daemon goes that comes next. The memory
+    /// is registered: nothing becomes a page of it any more without the engine. Until then a touch of the VMM, or the kernel, may have
+    /// made pages of zeros where nothing is to be.
+    fn check_arrived(&mut self, mut found: Vec<Located>) -> Result<Vec<Located>, EngineError> {
+        if self.space.allocated() != pages_of(&found) {
+            for (chunk, located) in (0..).map(ChunkIdx).zip(&found) {
+                for run in (PageSet::FULL - located.ram).runs() {
+                    let location = self.space.locate(Pages { chunk, run });
+                    let punched = location.region.ram.punch(location.offset, location.len);
+                    punched.map_err(|source| RecoverError::Os { what: "punch what has not arrived", source })?;
+                }
+            }
+            if self.space.allocated() != pages_of(&found) {
+                return Err(EngineError::Misplaced { chunk: ChunkIdx(0) });
+            }
+        }
+        let in_dram: Vec<PageSet> = found.iter().map(|located| located.ram).collect();
+        let held = self.tiers.recover(&in_dram).map_err(RecoverError::from)?;
+        for (chunk, (located, held)) in (0..).map(ChunkIdx).zip(found.iter_mut().zip(held)) {
+            // A file system may have more data than was written: its blocks may be larger than a page. That is zeros.
+            if !held.contains_all(located.swap) {
+                return Err(EngineError::Misplaced { chunk });
+            }
+            located.swap = held;
+        }
+        Ok(found)
     }
 
     /// The VM is armed because the machine asked for it.
@@ -119,4 +155,9 @@ impl Paging {
         self.leave_punches();
         Ok(true)
     }
+}
+
+/// Bytes of the pages that are in DRAM.
+fn pages_of(found: &[Located]) -> u64 {
+    found.iter().map(|located| u64::from(located.ram.count())).sum::<u64>() * PAGE_SIZE
 }

@@ -9,7 +9,7 @@ const CARDS: [&str; 7] = ["e1000", "e1000e", "i82551", "ne2k_pci", "pcnet", "rtl
 const VIRTIO_CARD: &str = "virtio-net-";
 
 /// What of a user network is the clone's own.
-const USER_KEYS: [&str; 17] = [
+pub const USER_KEYS: [&str; 17] = [
     "bootfile",
     "dhcpstart",
     "dns",
@@ -30,7 +30,8 @@ const USER_KEYS: [&str; 17] = [
 ];
 
 /// What of a tap is the clone's own, in its namespace. Scripts are the host's, and could do something to what the source has.
-const TAP_KEYS: [&str; 9] = ["downscript", "id", "ifname", "queues", "script", "sndbuf", "type", "vhost", "vnet_hdr"];
+pub const TAP_KEYS: [&str; 9] =
+    ["downscript", "id", "ifname", "queues", "script", "sndbuf", "type", "vhost", "vnet_hdr"];
 
 pub fn is_card(driver: &str) -> bool {
     CARDS.contains(&driver) || driver.starts_with(VIRTIO_CARD)

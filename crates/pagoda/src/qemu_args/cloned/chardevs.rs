@@ -5,26 +5,26 @@ use super::super::words::{Opt, Props, is_on};
 use super::target::{Target, listens, shown, suffixed, unknown};
 
 /// Back ends that are nobody else's. The clone's `stdio` is its log.
-const OWN: [&str; 6] = ["memory", "null", "pty", "ringbuf", "stdio", "vc"];
+pub const OWN: [&str; 6] = ["memory", "null", "pty", "ringbuf", "stdio", "vc"];
 /// The same in the short notation.
-const OWN_SHORT: [&str; 5] = ["none", "null", "pty", "stdio", "vc"];
+pub const OWN_SHORT: [&str; 5] = ["none", "null", "pty", "stdio", "vc"];
 /// Of the short notation, what another VM can have as well, by its beginning.
-const OWN_PREFIXES: [&str; 2] = ["chardev:", "vc:"];
+pub const OWN_PREFIXES: [&str; 2] = ["chardev:", "vc:"];
 /// Of the short notation, sockets on an address.
-const ADDRESSES: [&str; 2] = ["tcp:", "telnet:"];
+pub const ADDRESSES: [&str; 2] = ["tcp:", "telnet:"];
 
 /// Settings of every back end.
-const COMMON_KEYS: [&str; 5] = ["backend", "id", "logappend", "logfile", "mux"];
+pub const COMMON_KEYS: [&str; 5] = ["backend", "id", "logappend", "logfile", "mux"];
 /// Those of the back ends that are a clone's own: of windows, and of the terminal.
-const OWN_KEYS: [&str; 6] = ["cols", "height", "rows", "signal", "size", "width"];
-const FILE_KEYS: [&str; 2] = ["append", "path"];
-const SOCKET_KEYS: [&str; 11] =
+pub const OWN_KEYS: [&str; 6] = ["cols", "height", "rows", "signal", "size", "width"];
+pub const FILE_KEYS: [&str; 2] = ["append", "path"];
+pub const SOCKET_KEYS: [&str; 11] =
     ["delay", "host", "ipv4", "ipv6", "nodelay", "nowait", "path", "port", "server", "telnet", "wait"];
 /// Settings of a socket in the short notation.
-const SOCKET_SETTINGS: [&str; 10] =
+pub const SOCKET_SETTINGS: [&str; 10] =
     ["ipv4", "ipv4=on", "ipv6", "ipv6=on", "nodelay", "nodelay=on", "nowait", "server", "server=on", "wait=off"];
 /// Settings of a VNC server.
-const VNC_SETTINGS: [&str; 5] = ["lossy", "lossy=on", "password", "password=on", "share=ignore"];
+pub const VNC_SETTINGS: [&str; 5] = ["lossy", "lossy=on", "password", "password=on", "share=ignore"];
 
 /// `-chardev`.
 pub fn changed(option: &Opt<'_>, target: Target<'_>) -> Result<Option<String>, ArgError> {

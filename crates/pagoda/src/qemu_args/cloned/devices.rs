@@ -105,7 +105,7 @@ pub fn changed(option: &Opt<'_>) -> Result<Option<String>, ArgError> {
     }
 }
 
-fn is_known(driver: &str) -> bool {
+pub fn is_known(driver: &str) -> bool {
     let is_virtio = |of: &str| driver.strip_prefix(of).is_some_and(|bus| BUSES.contains(&bus));
     KNOWN.contains(&driver)
         || VIRTIO.iter().any(|of| is_virtio(of))

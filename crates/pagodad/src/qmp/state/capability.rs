@@ -8,6 +8,8 @@ use crate::qmp::Monitor;
 
 /// RAM that is a shared file is left out.
 const IGNORE_SHARED: &str = "x-ignore-shared";
+/// Disks are not activated at the end of a load.
+const LATE_ACTIVATION: &str = "late-block-activate";
 /// QEMU says how far a migration is. It stays on: that harms nobody, and others may rely on it.
 pub const EVENTS: &str = "events";
 
@@ -43,6 +45,17 @@ pub fn keep_ram(monitor: &Monitor, through: Opened<'_>) -> Result<()> {
     drop(through);
     ensure!(!leaves_ram_out(monitor)?, "somebody else has switched {IGNORE_SHARED} on");
     Ok(())
+}
+
+/// Has QEMU take the locks of its disks, and write to them, only when the guest is let run, not when its state is loaded: another QEMU
+/// may still have them, and go on with them if this one does not run after all.
+///
+/// It is for a load. Whatever saves the VM's state later finds it switched off, or refuses.
+///
+/// # Errors
+/// QEMU's.
+pub fn leave_disks_alone(monitor: &Monitor, on: bool) -> Result<()> {
+    set(monitor, LATE_ACTIVATION, on)
 }
 
 fn set(monitor: &Monitor, name: &str, on: bool) -> Result<()> {

@@ -1,0 +1,132 @@
+//! What a move would come to: figures of the VM and of the way to its destination, for the arithmetic of [`pagoda_move::plan`].
+//!
+//! Nobody knows before a move how fast the guest writes, so it is taken to be idle. One that writes takes longer. Whether there is room
+//! is seen as the destination's own policy would: its cap is no promise of DRAM, so what is reserved for the VM counts.
+
+use std::time::Duration;
+
+use pagoda_api::types::{AdmitReply, HostPing, MovePlan, MoveRequest, MoveRoom, VmInfo};
+use pagoda_core::units::{Bytes, PageCount};
+use pagoda_move::plan::{Facts, Offer, Promise, plan_move};
+use pagoda_move::rounds::{Mode, OnTimeout, Settings, Slowing};
+use pagoda_move::units::Rate;
+use pagoda_move::wire::offer::Room;
+
+/// What QEMU has to say of devices: some hundred KiB, and more with a display.
+const STATE: Bytes = Bytes::from_mib(1);
+
+/// What a move of this VM would come to, on a way that was tried just now. `reserved`: what a host reserves for such a VM.
+pub fn plan(
+    vm: &VmInfo,
+    ping: &HostPing,
+    reserved: &AdmitReply,
+    request: &MoveRequest,
+    stop_cost: Duration,
+) -> MovePlan {
+    let facts = Facts {
+        pages: Bytes(vm.memory_bytes).pages_floor(),
+        zero: Bytes(vm.zero_bytes).pages_floor(),
+        freed: PageCount::ZERO,
+        there: PageCount::ZERO,
+        written: Rate(0),
+        write_set: PageCount::ZERO,
+        rate: Rate(ping.bytes_per_second),
+        compressed_per_mille: 1000,
+        state: STATE,
+    };
+    let settings = Settings {
+        mode: Mode::Precopy,
+        downtime_max: Duration::from_millis(request.downtime_ms),
+        stop_cost,
+        bandwidth_max: request.bandwidth.map(Rate),
+        time_max: request.max_time_s.map(Duration::from_secs),
+        on_timeout: OnTimeout::Abort,
+        slowing_max: Slowing::NONE,
+    };
+    let dram = Bytes(request.dram.unwrap_or(vm.dram_limit_bytes));
+    let planned = plan_move(&facts, &settings, &Offer { dram, pool: Bytes::ZERO, free: Room::default() });
+    let lacks = MoveRoom {
+        dram_bytes: reserved.memory_needed_bytes.saturating_sub(ping.look.memory_free_bytes),
+        swap_bytes: reserved.swap_needed_bytes.saturating_sub(ping.look.swap_free_bytes),
+    };
+    MovePlan {
+        vm: vm.name.clone(),
+        host: ping.name.clone(),
+        fits: lacks == MoveRoom::default(),
+        needs: MoveRoom { dram_bytes: planned.needs.dram.0, swap_bytes: planned.needs.swap.0 },
+        lacks,
+        sends_bytes: planned.sends.0,
+        spared_bytes: planned.spared.0,
+        bytes_per_second: planned.rate.0,
+        time_ms: planned.time.map(millis_ceil),
+        downtime_ms: planned.pause.map(millis_ceil),
+        keeps_downtime: planned.promise == Promise::Kept,
+    }
+}
+
+fn millis_ceil(span: Duration) -> u64 {
+    u64::try_from(span.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use pagoda_api::types::HostLook;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn vm() -> VmInfo {
+        serde_json::from_str(
+            r#"{"name":"web1","kind":"qemu","state":{"kind":"running"},"memory_bytes":4294967296,
+            "dram_limit_bytes":1073741824,"resident_bytes":1073741824,"swapped_bytes":1073741824,
+            "zero_bytes":2147483648,"swap_used_bytes":1073741824,"armed":true,"huge":false}"#,
+        )
+        .unwrap()
+    }
+
+    fn ping() -> HostPing {
+        let look = HostLook { memory_free_bytes: GIB, swap_free_bytes: 10 * GIB, ..HostLook::default() };
+        HostPing {
+            name: "host2".into(),
+            address: "10.0.0.2:7075".into(),
+            look,
+            round_trip_us: 100,
+            bytes_per_second: 125_000_000,
+        }
+    }
+
+    fn reserved() -> AdmitReply {
+        AdmitReply {
+            admitted: true,
+            memory_needed_bytes: GIB / 8,
+            memory_free_bytes: 0,
+            swap_needed_bytes: 4 * GIB,
+            swap_free_bytes: 0,
+            missing: String::new(),
+        }
+    }
+
+    #[test]
+    fn what_is_zero_is_not_sent() {
+        let stop_cost = Duration::from_millis(15);
+        let planned = plan(&vm(), &ping(), &reserved(), &MoveRequest::new("host2"), stop_cost);
+        assert!(planned.fits && planned.keeps_downtime, "{planned:?}");
+        assert_eq!((planned.sends_bytes, planned.spared_bytes), (2 * GIB, 2 * GIB));
+        assert_eq!(planned.needs, MoveRoom { dram_bytes: GIB, swap_bytes: 3 * GIB });
+        assert_eq!((planned.time_ms, planned.downtime_ms), (Some(17_204), Some(24)));
+
+        let slow = MoveRequest { bandwidth: Some(12_500_000), ..MoveRequest::new("host2") };
+        let planned = plan(&vm(), &ping(), &reserved(), &slow, stop_cost);
+        assert!(planned.time_ms > Some(170_000), "{planned:?}");
+
+        // More than is free, but nobody is promised it.
+        let large = MoveRequest { dram: Some(2 * GIB), ..MoveRequest::new("host2") };
+        let planned = plan(&vm(), &ping(), &reserved(), &large, stop_cost);
+        assert!(planned.fits && planned.needs.dram_bytes == 2 * GIB, "{planned:?}");
+        let more = AdmitReply { memory_needed_bytes: 2 * GIB, swap_needed_bytes: 11 * GIB, ..reserved() };
+        let planned = plan(&vm(), &ping(), &more, &large, stop_cost);
+        assert!(!planned.fits, "{planned:?}");
+        assert_eq!(planned.lacks, MoveRoom { dram_bytes: GIB, swap_bytes: GIB });
+    }
+}

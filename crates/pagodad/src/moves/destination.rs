@@ -1,0 +1,395 @@
+//! VMs that come from other hosts.
+//!
+//! Each control stream has a thread that reads it, and so has each data stream. Messages go to the thread of their attempt
+//! ([`session`]), which has the machine that says who owns the VM; pages go to their places at once ([`super::store`]). A message about an
+//! attempt that nobody here knows is answered by what the VM's note says.
+
+mod session;
+pub mod vm;
+
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use pagoda_api::in_full;
+use pagoda_api::types::check_vm_name;
+use pagoda_core::units::Bytes;
+use pagoda_link::PublicKey;
+use pagoda_link::hosts::Hosts;
+use pagoda_move::compare::{HostFacts, Namesake, compare};
+use pagoda_move::note::{Note, Offered};
+use pagoda_move::owner::{Action, Answer, Destination, answer, settled_by};
+use pagoda_move::units::{AttemptId, HostKey, Moment};
+use pagoda_move::wire::limits::VM_PAGES_MAX;
+use pagoda_move::wire::offer::{Capabilities, Hello, Reason, ReasonKind};
+use pagoda_move::wire::{Control, Data};
+
+use self::vm::Wanted;
+use super::channel::{self, ControlReceiver, ControlSender, DataReceiver};
+use super::claims::Claim;
+use super::notes::FIRST;
+use super::sessions::{INPUTS_MAX, Input, LinkNo, Session};
+use super::specification::Specification;
+use super::start;
+use super::store::{Opened, Store, Taken};
+use crate::registry::Registry;
+
+/// How long a data stream waits for the VM whose pages it brings to be made. Its source sends none before.
+const STORE_MAX: Duration = Duration::from_secs(10);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Reads a control stream of another host until it ends. `vm`: whose it is, as the stream says.
+pub fn take_control(
+    registry: &Arc<Registry>,
+    peer: PublicKey,
+    vm: &str,
+    sender: ControlSender,
+    mut receiver: ControlReceiver,
+) {
+    if let Err(why) = check_vm_name(vm) {
+        return tracing::warn!("a move from another host: {why}");
+    }
+    let number = registry.moves.sessions.next_link();
+    let link = Link { registry, peer, vm, number, sender: Arc::new(sender) };
+    link.read(&mut receiver, Talk::default());
+}
+
+/// Calls the source of a VM that runs here, or was refused, and that has not heard of it. Its stream is the session's until it ends.
+///
+/// # Errors
+/// It does not answer, or is not trusted any more.
+pub fn call(registry: &Arc<Registry>, session: &Session) -> Result<()> {
+    let hosts = Hosts::in_dir(&registry.config.hosts.dir);
+    let host = hosts.all()?.into_iter().find(|host| host.key == session.peer).context("its source is not trusted")?;
+    let connection = channel::connect(&hosts.own()?, &host, &session.vm, 0)?;
+    let (sender, mut receiver) = connection.control;
+    let (number, sender) = (registry.moves.sessions.next_link(), Arc::new(sender));
+    let _ = session.inputs.send(Input::LinkUp(number, Arc::clone(&sender)));
+    let link = Link { registry, peer: session.peer, vm: &session.vm, number, sender };
+    link.read(&mut receiver, Talk { greeted: None, session: Some(session.clone()) });
+    Ok(())
+}
+
+fn host_key(key: &PublicKey) -> HostKey {
+    HostKey(key.0)
+}
+
+/// A control stream.
+struct Link<'a> {
+    registry: &'a Arc<Registry>,
+    peer: PublicKey,
+    vm: &'a str,
+    number: LinkNo,
+    sender: Arc<ControlSender>,
+}
+
+/// What was said on one.
+#[derive(Default)]
+struct Talk {
+    /// A source that has been welcomed and has reserved nothing yet.
+    greeted: Option<Hello>,
+    /// The session that has this stream.
+    session: Option<Session>,
+}
+
+impl Link<'_> {
+    fn read(&self, receiver: &mut ControlReceiver, mut talk: Talk) {
+        loop {
+            match receiver.receive() {
+                Ok(message) => self.receive(&mut talk, &message),
+                Err(error) => {
+                    tracing::debug!(vm = self.vm, "the stream of a move has ended: {error}");
+                    break;
+                }
+            }
+        }
+        if let Some(session) = talk.session {
+            let _ = session.inputs.send(Input::LinkDown(self.number));
+        }
+    }
+
+    fn receive(&self, talk: &mut Talk, message: &Control) {
+        let sessions = &self.registry.moves.sessions;
+        if let Control::Hello(hello) = message {
+            return self.greet(talk, hello);
+        }
+        if let Some(session) = sessions.of(message.attempt(), &self.peer).filter(|session| session.vm == self.vm) {
+            if talk.session.is_none() {
+                let _ = session.inputs.send(Input::LinkUp(self.number, Arc::clone(&self.sender)));
+                talk.session = Some(session.clone());
+            }
+            let _ = session.inputs.send(Input::Message(self.number, message.clone()));
+            return;
+        }
+        // Its source has the machine, and calls by itself.
+        if self.registry.moves.has_outgoing(message.attempt()) {
+            return;
+        }
+        let done = match message {
+            Control::Reserve { attempt, specification, .. } => match talk.greeted.take() {
+                Some(hello) if hello.attempt == *attempt => self.reserve(talk, &hello, specification),
+                _ => self.answer(talk, message),
+            },
+            _ => self.answer(talk, message),
+        };
+        if let Err(error) = done {
+            let why = in_full(error.as_ref());
+            tracing::warn!(vm = self.vm, "a move from another host: {why}");
+            self.refuse(message.attempt(), vec![why]);
+        }
+    }
+
+    fn send(&self, message: &Control) {
+        // A stream that has ended is heard of by whoever reads it.
+        let _ = self.sender.send(message);
+    }
+
+    fn refuse(&self, attempt: AttemptId, whys: Vec<String>) {
+        let reason = |why: String| Reason {
+            kind: ReasonKind::Forbidden,
+            what: why.chars().filter(|c| !c.is_control()).take(400).collect(),
+            remedy: "see the log and the configuration of that host".to_owned(),
+        };
+        let reasons = whys.into_iter().take(16).map(reason).collect();
+        self.send(&Control::Refuse { attempt, reasons });
+    }
+
+    fn note(&self) -> Result<Option<Note>> {
+        self.registry.moves.notes().read(self.vm)
+    }
+
+    /// Compares. Nothing is changed by it, but for an earlier attempt of the same source, which is over.
+    fn greet(&self, talk: &mut Talk, hello: &Hello) {
+        let registry = self.registry;
+        let sessions = &registry.moves.sessions;
+        let earlier = sessions.of_vm(self.vm).filter(|(_, session)| session.peer == self.peer);
+        if let Some((attempt, session)) = &earlier {
+            let offered =
+                Offered { attempt: *attempt, peer: host_key(&self.peer), generation: hello.generation.next() };
+            if let Some(settled) = settled_by(hello, offered) {
+                let _ = session.inputs.send(Input::Message(self.number, settled));
+            }
+        }
+        talk.greeted = None;
+        let namesake = match (registry.moves.claims.has(self.vm), self.note()) {
+            (true, _) => Namesake::Unsettled,
+            (false, Ok(Some(Note::Owned(generation)))) if registry.lock().contains_key(self.vm) => {
+                Namesake::Owned(generation)
+            }
+            (false, Ok(Some(Note::Owned(_)) | None)) if registry.lock().contains_key(self.vm) => Namesake::Owned(FIRST),
+            (false, Ok(Some(Note::Owned(_)) | None)) => Namesake::None,
+            // Of another attempt, whose session a daemon that has just started is about to begin.
+            (false, Ok(Some(_)) | Err(_)) => Namesake::Unsettled,
+        };
+        let mut forbidden = Vec::new();
+        if !registry.config.moves.accept {
+            forbidden.push(
+                "this host takes no VMs of others: `accept` in the section [moves] of its configuration".to_owned(),
+            );
+        }
+        if hello.vm != self.vm {
+            forbidden.push(format!("the stream is of {}, and the VM is {}", self.vm, hello.vm));
+        }
+        let machine = [hello.machine.as_str()];
+        let features: Vec<&str> = hello.cpu_features.split(',').collect();
+        let facts = HostFacts {
+            software: env!("CARGO_PKG_VERSION"),
+            unix_s: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+            capabilities: Capabilities::default(),
+            required: Capabilities::default(),
+            // Whether there is a QEMU that knows this machine and these features, the QEMU that is started says.
+            qemu: Some(&hello.qemu),
+            machines: &machine,
+            cpu_features: &features,
+            regions: &hello.regions,
+            namesake,
+            forbidden: &forbidden,
+        };
+        match compare(hello, &facts) {
+            Ok(welcome) => {
+                talk.greeted = Some(hello.clone());
+                self.send(&Control::Welcome(welcome));
+            }
+            Err(reasons) => self.send(&Control::Refuse { attempt: hello.attempt, reasons }),
+        }
+    }
+
+    /// The first message that leaves a trace here.
+    fn reserve(&self, talk: &mut Talk, hello: &Hello, specification: &str) -> Result<()> {
+        let specification = Specification::parse(specification)?;
+        let forbidden = start::check(&self.registry.config.moves, &specification.launch);
+        if let Err(whys) = forbidden {
+            self.refuse(hello.attempt, whys);
+            return Ok(());
+        }
+        check_memory(&specification, hello)?;
+        let claim = self.claim()?;
+        // Looked at once more: the name may be taken by now.
+        let note = self.note()?;
+        let is_free = matches!(note, None | Some(Note::Owned(_))) && !self.registry.lock().contains_key(self.vm);
+        ensure!(is_free, "this host has got a VM {} of its own meanwhile", self.vm);
+        let offered =
+            Offered { attempt: hello.attempt, peer: host_key(&self.peer), generation: hello.generation.next() };
+        let wanted = Wanted { name: self.vm.to_owned(), attempt: hello.attempt, specification };
+        let begin = |actions: &mut Vec<Action>| {
+            // That of a VM that has ended.
+            Destination::begin(self.me(), offered, None, false, Moment::default(), actions)
+        };
+        self.begin(talk, claim, begin, Some(wanted))
+    }
+
+    /// On the VM's note.
+    fn claim(&self) -> Result<Claim> {
+        self.registry.moves.claims.claim(self.vm).with_context(|| format!("another move of {} is under way", self.vm))
+    }
+
+    fn me(&self) -> HostKey {
+        self.registry.moves.me()
+    }
+
+    /// Starts the thread of an attempt, which has this stream.
+    fn begin(
+        &self,
+        talk: &mut Talk,
+        claim: Claim,
+        owner: impl FnOnce(&mut Vec<Action>) -> Destination,
+        wanted: Option<Wanted>,
+    ) -> Result<()> {
+        let mut actions = Vec::new();
+        let owner = owner(&mut actions);
+        let link = Some((self.number, Arc::clone(&self.sender)));
+        let begun = Begun { owner, actions, wanted, link, claim };
+        talk.session = Some(begin(self.registry, self.vm, self.peer, begun)?);
+        Ok(())
+    }
+
+    /// A message about an attempt that this host has no machine for.
+    fn answer(&self, talk: &mut Talk, message: &Control) -> Result<()> {
+        let note = self.note()?;
+        match answer(note, host_key(&self.peer), message) {
+            Answer::Nothing => {}
+            Answer::Send(message) => {
+                let attempt = message.attempt();
+                let owns = matches!(message, Control::Started { .. });
+                self.send(&message);
+                // Its VM is this host's with all its pages.
+                if owns {
+                    self.send(&Control::Whole { attempt });
+                }
+            }
+            // A VM of the name that has never moved is another one. What nobody here knows of, nobody here can run: there is nothing to be
+            // noted, and its own note is not to be touched.
+            Answer::Refuse(offered, _) if self.registry.lock().contains_key(self.vm) => {
+                let Offered { attempt, generation, .. } = offered;
+                self.send(&Control::Refusal { attempt, generation });
+            }
+            // The note is busy with another attempt. A grant that counts is repeated.
+            Answer::Refuse(..) if self.registry.moves.claims.has(self.vm) => {}
+            Answer::Refuse(offered, by) => {
+                let claim = self.claim()?;
+                let begin = |actions: &mut Vec<Action>| {
+                    Destination::refuse_unknown(self.me(), offered, by, false, Moment::default(), actions)
+                };
+                self.begin(talk, claim, begin, None)?;
+            }
+            Answer::Superseded(generation) => {
+                let host = format!("{:?}", self.peer);
+                return Err(anyhow!("the VM runs at {host} at generation {}, by an operator's decision", generation.0));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the thread of an attempt begins with.
+pub struct Begun {
+    pub owner: Destination,
+    /// What it wants first.
+    pub actions: Vec<Action>,
+    /// What is to be made; nothing if a daemon before this one made it, or if there is nothing to be made.
+    pub wanted: Option<Wanted>,
+    pub link: Option<(LinkNo, Arc<ControlSender>)>,
+    pub claim: Claim,
+}
+
+/// That a specification is of the VM that was compared, and asks for nothing that does not move.
+fn check_memory(specification: &Specification, hello: &Hello) -> Result<()> {
+    let Specification { spec, memory, .. } = specification;
+    let compared: Vec<u64> = hello.regions.iter().map(|region| region.size.0).collect();
+    ensure!(*memory == compared, "its specification has other memory than its hello");
+    let pages = Bytes(memory.iter().sum()).pages_floor();
+    ensure!(pages <= VM_PAGES_MAX, "it has more memory than a VM that moves can have");
+    let is_plain = spec.remote.is_none() && spec.share_group.is_none() && spec.pinned.is_none();
+    ensure!(is_plain, "it has a remote tier, a share group, or memory that others write unseen");
+    Ok(())
+}
+
+/// Starts the thread of an attempt.
+///
+/// # Errors
+/// There is one of this VM already; no thread can be had.
+pub fn begin(registry: &Arc<Registry>, vm: &str, peer: PublicKey, begun: Begun) -> Result<Session> {
+    let Begun { owner, actions, wanted, link, claim } = begun;
+    let (own, inputs) = sync_channel(INPUTS_MAX);
+    let progress = Arc::new(Mutex::default());
+    let attempt = owner.offered().attempt;
+    let entry = Session { vm: vm.to_owned(), peer, inputs: own.clone(), store: None, progress: Arc::clone(&progress) };
+    ensure!(registry.moves.sessions.enter(attempt, entry.clone()), "too many VMs move to this host");
+    let (caller, called) = (Arc::clone(registry), entry.clone());
+    let begun = session::Begun { owner, wanted, link, progress, claim, call: Arc::new(move || call(&caller, &called)) };
+    let session = session::Session::new(registry, vm, begun, (own, inputs));
+    let thread = std::thread::Builder::new().name("arrival".into()).spawn(move || session.run(actions));
+    if let Err(error) = thread {
+        registry.moves.sessions.leave(attempt);
+        return Err(error).context("start the thread of a move");
+    }
+    Ok(entry)
+}
+
+/// Reads a data stream of another host until it ends.
+pub fn take_data(registry: &Arc<Registry>, peer: PublicKey, mut receiver: DataReceiver) {
+    if let Err(error) = take_pages(registry, &peer, &mut receiver) {
+        tracing::warn!("pages of a move: {}", in_full(error.as_ref()));
+    }
+}
+
+fn take_pages(registry: &Registry, peer: &PublicKey, receiver: &mut DataReceiver) -> Result<()> {
+    let Some(Data::Open { attempt, connection, stream, round }) = receiver.receive()? else { return Ok(()) };
+    let opened = Opened { attempt, connection, stream, round };
+    let mut place: Option<(Arc<Store>, Session)> = None;
+    while let Some(data) = receiver.receive()? {
+        if place.is_none() {
+            let found = store_of(registry, attempt, peer)?;
+            found.0.open(opened)?;
+            place = Some(found);
+        }
+        let Some((store, session)) = &place else { continue };
+        match store.take(opened, data) {
+            Ok(Taken::In) => {}
+            Ok(Taken::Round(round)) => drop(session.inputs.send(Input::RoundKept(round))),
+            Ok(Taken::Outdated) => return Ok(()),
+            Err(error) => {
+                let _ = session.inputs.send(Input::Failed(in_full(error.as_ref())));
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where the pages of an attempt go. Its VM may still be being made.
+fn store_of(registry: &Registry, attempt: AttemptId, peer: &PublicKey) -> Result<(Arc<Store>, Session)> {
+    let deadline = Instant::now() + STORE_MAX;
+    loop {
+        let session = registry.moves.sessions.of(attempt, peer);
+        if let Some(session) = &session
+            && let Some(store) = session.store.clone()
+        {
+            return Ok((store, session.clone()));
+        }
+        ensure!(Instant::now() < deadline, "pages of an attempt that nobody here knows ({attempt})");
+        std::thread::sleep(LOOK);
+    }
+}

@@ -1,0 +1,358 @@
+//! The thread of one attempt to move a VM here: it has the machine that says who owns the VM, and does what that wants.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use pagoda_api::in_full;
+use pagoda_core::policy::VmId;
+use pagoda_move::note::Note;
+use pagoda_move::owner::{Action, Destination, DestinationEvent, End};
+use pagoda_move::units::{AttemptId, Moment};
+use pagoda_move::wire::Control;
+use pagoda_move::wire::offer::{Reason, ReasonKind};
+
+use super::vm::{self, Wanted};
+use crate::moves::channel::ControlSender;
+use crate::moves::claims::Claim;
+use crate::moves::sessions::{Arriving, Input, LinkNo, Progress};
+use crate::registry::Registry;
+
+/// How long a session may be without a link before it calls the other host itself. Its source does that first.
+const CALL_AFTER: Duration = Duration::from_secs(5);
+
+/// How long a stream is kept for the last word.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// See the module.
+pub struct Session {
+    registry: Arc<Registry>,
+    vm: String,
+    attempt: AttemptId,
+    owner: Destination,
+    wanted: Option<Wanted>,
+    inputs: Receiver<Input>,
+    /// For threads of this session.
+    own: SyncSender<Input>,
+    link: Option<(LinkNo, Arc<ControlSender>)>,
+    progress: Arc<Mutex<Progress>>,
+    call: Call,
+    /// The VM, once there is one.
+    id: Option<VmId>,
+    /// On the VM's note, until the attempt is over.
+    claim: Option<Claim>,
+    began: Instant,
+    arriving: Option<Arriving>,
+    is_loaded: bool,
+    is_dead: bool,
+    /// When the link was lost, or the other host was called last.
+    called: Instant,
+    is_calling: Arc<AtomicBool>,
+}
+
+/// Calls the other host, and gives the session what it says until the stream ends.
+pub type Call = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+
+/// What a session is begun with.
+pub struct Begun {
+    pub owner: Destination,
+    /// What is to be made; nothing if a daemon before this one made it, or if there is nothing to be made.
+    pub wanted: Option<Wanted>,
+    pub link: Option<(LinkNo, Arc<ControlSender>)>,
+    pub progress: Arc<Mutex<Progress>>,
+    pub call: Call,
+    /// On the VM's note.
+    pub claim: Claim,
+}
+
+/// The moment, by a clock that begins with the session.
+fn moment(began: Instant) -> Moment {
+    Moment(began.elapsed())
+}
+
+impl Session {
+    pub fn new(
+        registry: &Arc<Registry>,
+        vm: &str,
+        begun: Begun,
+        (own, inputs): (SyncSender<Input>, Receiver<Input>),
+    ) -> Session {
+        let Begun { owner, wanted, link, progress, call, claim } = begun;
+        // One that a daemon before this one made. Of a new attempt there is none of the name.
+        let id = registry.lock().get(vm).map(|vm| vm.governed.id);
+        Session {
+            registry: Arc::clone(registry),
+            vm: vm.to_owned(),
+            attempt: owner.offered().attempt,
+            owner,
+            wanted,
+            inputs,
+            own,
+            link,
+            progress,
+            call,
+            id,
+            claim: Some(claim),
+            began: Instant::now(),
+            arriving: None,
+            is_loaded: false,
+            is_dead: false,
+            called: Instant::now(),
+            is_calling: Arc::default(),
+        }
+    }
+
+    /// Works until the attempt is over.
+    pub fn run(mut self, first: Vec<Action>) {
+        self.execute(first);
+        while !self.owner.is_over() {
+            let now = moment(self.began);
+            let wait = self.owner.next_at(now).since(now);
+            match self.inputs.recv_timeout(wait) {
+                Ok(input) => self.take(input),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => unreachable!("it has a sender itself"),
+            }
+            self.look_at_qemu();
+            self.call_if_lonely();
+            self.apply(DestinationEvent::Tick);
+        }
+        self.registry.moves.sessions.leave(self.attempt);
+        drop(self.claim.take());
+        if let Some((_, link)) = self.link.take() {
+            // What was said last is on its way.
+            std::thread::sleep(LINGER);
+            link.cut();
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::LinkUp(number, link) => {
+                if let Some((_, before)) = self.link.replace((number, link)) {
+                    before.cut();
+                }
+                self.apply(DestinationEvent::LinkUp);
+            }
+            Input::LinkDown(number) => {
+                if self.link.take_if(|(current, _)| *current == number).is_some() {
+                    self.called = Instant::now();
+                    self.apply(DestinationEvent::LinkDown);
+                }
+            }
+            Input::Message(number, message) => {
+                // What is left of an earlier stream is said again on the later one.
+                let is_current = self.link.as_ref().is_some_and(|(current, _)| *current == number);
+                let is_part = matches!(
+                    message,
+                    Control::Missing { .. } | Control::State { .. } | Control::StateEnd { .. } | Control::Resume { .. }
+                );
+                if is_current || !is_part {
+                    self.receive(&message);
+                }
+            }
+            Input::RoundKept(round) => {
+                self.show(|progress| progress.rounds = round.0 + 1);
+                self.send(&Control::RoundKept { attempt: self.attempt, round });
+                self.load_if_all_is_here();
+            }
+            Input::Prepared(Ok(arriving)) => {
+                self.registry.moves.sessions.set_store(self.attempt, &arriving.store);
+                self.id = Some(arriving.id);
+                self.arriving = Some(*arriving);
+                self.show(|progress| progress.phase = "copying");
+                self.apply(DestinationEvent::Prepared);
+            }
+            Input::Prepared(Err(why)) => {
+                self.refuse(why);
+                self.apply(DestinationEvent::CannotPrepare);
+            }
+            Input::Whole => self.apply(DestinationEvent::Whole),
+            Input::Failed(why) => self.fail(why),
+            Input::Resolve => self.apply(DestinationEvent::Resolve),
+        }
+    }
+
+    fn receive(&mut self, message: &Control) {
+        let arriving = self.arriving.as_ref().filter(|_| self.owner.takes_pages());
+        let taken = match (message, arriving) {
+            (Control::Resume { connection, .. }, Some(arriving)) => {
+                arriving.store.connect(*connection);
+                Ok(())
+            }
+            // After a restart of this daemon: what there is of the attempt has nowhere to go.
+            (Control::Resume { .. }, None) if !self.owner.is_running() => {
+                self.send(&Control::Forgotten { attempt: self.attempt });
+                Ok(())
+            }
+            (Control::Missing { part, .. }, Some(_)) if !part.chunks.is_empty() => {
+                return self.fail("pages would be missing, which was not agreed on".to_owned());
+            }
+            (Control::Missing { part, .. }, Some(arriving)) => arriving.store.arrival().missing(part),
+            (Control::State { offset, bytes, .. }, Some(arriving)) => arriving.store.arrival().state(*offset, bytes),
+            (Control::StateEnd { total, round, .. }, Some(arriving)) => {
+                arriving.store.arrival().end_state(*total, *round);
+                self.load_if_all_is_here();
+                Ok(())
+            }
+            _ => Ok(()),
+        };
+        if let Err(malformed) = taken {
+            return self.fail(malformed.to_string());
+        }
+        self.apply(DestinationEvent::Message(message));
+    }
+
+    /// With all rounds, the map and the state the VM can run.
+    fn load_if_all_is_here(&mut self) {
+        let Some(arriving) = self.arriving.as_ref().filter(|_| !self.is_loaded && !self.is_dead) else { return };
+        let Some(state) = arriving.store.arrival().all().map(|(state, _)| state.to_vec()) else { return };
+        self.is_loaded = true;
+        self.show(|progress| progress.phase = "loading");
+        match vm::load(&self.registry, arriving, &state) {
+            Ok(()) => {
+                self.show(|progress| progress.phase = "ready");
+                self.apply(DestinationEvent::Loaded);
+                self.apply(DestinationEvent::Whole);
+            }
+            Err(error) => self.fail(in_full(error.as_ref())),
+        }
+    }
+
+    /// The VM cannot run here. Its source hears why.
+    fn fail(&mut self, why: String) {
+        tracing::error!(vm = %self.vm, "it does not come from the other host: {why}");
+        self.refuse(why);
+        self.lose_qemu();
+    }
+
+    /// The source gives the attempt up when it hears of it, if it has not granted the VM.
+    fn refuse(&mut self, why: String) {
+        self.show(|progress| progress.why = Some(why.clone()));
+        let remedy = "put that right there, and move the VM again";
+        let what: String = why.chars().filter(|c| !c.is_control()).take(400).collect();
+        let reasons = vec![Reason { kind: ReasonKind::Forbidden, what, remedy: remedy.to_owned() }];
+        self.send(&Control::Refuse { attempt: self.attempt, reasons });
+    }
+
+    fn lose_qemu(&mut self) {
+        if !std::mem::replace(&mut self.is_dead, true) {
+            self.apply(DestinationEvent::QemuDied);
+        }
+    }
+
+    fn look_at_qemu(&mut self) {
+        let is_gone = |arriving: &Arriving| self.registry.find_by_id(arriving.id, |_| ()).is_none();
+        if self.arriving.as_ref().is_some_and(is_gone) {
+            self.arriving = None;
+            self.lose_qemu();
+        }
+    }
+
+    /// A source that has forgotten the attempt does not call any more, and the VM's note waits for its last word.
+    fn call_if_lonely(&mut self) {
+        let is_owed = self.owner.is_running() || matches!(self.owner.note(), Some(Note::Refused(_)));
+        if self.link.is_some() || !is_owed || self.called.elapsed() < CALL_AFTER {
+            return;
+        }
+        self.called = Instant::now();
+        if self.is_calling.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (vm, source, calling) = (self.vm.clone(), Arc::clone(&self.call), Arc::clone(&self.is_calling));
+        let call = move || {
+            if let Err(error) = source() {
+                tracing::debug!(%vm, "call its source: {}", in_full(error.as_ref()));
+            }
+            calling.store(false, Ordering::Release);
+        };
+        if let Err(error) = std::thread::Builder::new().name("call".into()).spawn(call) {
+            tracing::warn!(vm = %self.vm, "call its source: {error}");
+            self.is_calling.store(false, Ordering::Release);
+        }
+    }
+
+    fn apply(&mut self, event: DestinationEvent<'_>) {
+        let mut actions = Vec::new();
+        self.owner.apply(moment(self.began), event, &mut actions);
+        self.execute(actions);
+    }
+
+    /// Does what the machine wants, in order. What it hears of that comes behind all of it.
+    fn execute(&mut self, actions: Vec<Action>) {
+        let mut heard = Vec::new();
+        for action in actions {
+            match action {
+                Action::Send(message) => self.send(&message),
+                Action::Write(note) => {
+                    heard.push(DestinationEvent::Written(self.write(note)));
+                }
+                Action::Prepare => self.prepare(),
+                Action::Run => {
+                    self.show(|progress| progress.phase = "running");
+                    vm::run(&self.registry, &self.vm);
+                }
+                Action::Discard => {
+                    if let Some(arriving) = self.arriving.take() {
+                        arriving.store.close();
+                    }
+                    vm::discard(&self.registry, &self.vm, self.attempt, self.id);
+                }
+                Action::Ask(_) => heard.push(DestinationEvent::Arbiter(None)),
+                Action::End(end) => self.note_end(end),
+                Action::Stop => unreachable!("a destination stops nothing"),
+            }
+        }
+        heard.into_iter().for_each(|event| self.apply(event));
+    }
+
+    /// Whether the note is durable. The VM is accepted only if it can run.
+    fn write(&self, note: Option<Note>) -> bool {
+        if let Some(Note::Accepted(..)) = note
+            && let Err(error) = vm::check_loaded(&self.registry, self.arriving.as_ref())
+        {
+            tracing::error!(vm = %self.vm, "it is not accepted: {}", in_full(error.as_ref()));
+            return false;
+        }
+        let written = self.registry.moves.notes().write(&self.vm, note);
+        if let Err(error) = &written {
+            tracing::error!(vm = %self.vm, "note who owns it: {}", in_full(error.as_ref()));
+        }
+        written.is_ok()
+    }
+
+    fn prepare(&mut self) {
+        self.show(|progress| progress.phase = "preparing");
+        let (Some(wanted), own) = (self.wanted.take(), self.own.clone()) else {
+            return drop(self.own.try_send(Input::Prepared(Err("nothing is known of it".to_owned()))));
+        };
+        let registry = Arc::clone(&self.registry);
+        let prepare = move || {
+            let prepared = wanted.prepare(&registry);
+            let _ = own.send(Input::Prepared(prepared.map(Box::new).map_err(|error| in_full(error.as_ref()))));
+        };
+        if let Err(error) = std::thread::Builder::new().name("arrive".into()).spawn(prepare) {
+            let _ = self.own.try_send(Input::Prepared(Err(format!("start a thread: {error}"))));
+        }
+    }
+
+    /// What is lost with the link is sent again when it is back.
+    fn send(&self, message: &Control) {
+        if let Some((_, link)) = &self.link {
+            let _ = link.send(message);
+        }
+    }
+
+    fn show(&self, change: impl FnOnce(&mut Progress)) {
+        change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn note_end(&self, end: End) {
+        match end {
+            End::Moved => tracing::info!(vm = %self.vm, "its move to this host is over"),
+            other => tracing::warn!(vm = %self.vm, "it has not come to this host: {other:?}"),
+        }
+    }
+}

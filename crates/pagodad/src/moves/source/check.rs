@@ -1,0 +1,139 @@
+//! What is looked for before a VM begins to move, and what its destination is told of it. Nothing is changed.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use pagoda_api::in_full;
+use pagoda_api::types::{ApiError, ErrorCode, UNKNOWN_LAUNCH, VmSpec};
+use pagoda_core::units::{Bytes, PageCount};
+use pagoda_image::Qemu;
+use pagoda_link::Keypair;
+use pagoda_link::hosts::{Host, Hosts};
+use pagoda_move::rounds::{Mode, OnTimeout};
+use pagoda_move::units::{AttemptId, ConnectionNo, Generation};
+use pagoda_move::wire::PROTOCOL_VERSION;
+use pagoda_move::wire::limits::{REGIONS_MAX, VM_PAGES_MAX};
+use pagoda_move::wire::offer::{Capabilities, Hello, RegionFacts, Room};
+
+use super::request::Request;
+use crate::moves::specification::Specification;
+use crate::qmp::state::{self, RunState};
+use crate::record::OperationKind;
+use crate::registry::Registry;
+use crate::registry::operation::Ready;
+use crate::snapshots::disks;
+
+/// A VM that can move, as far as this host can tell.
+#[derive(Debug)]
+pub struct Checked {
+    pub ready: Ready,
+    pub host: Host,
+    pub own: Keypair,
+    pub offer: Offer,
+    pub runs: bool,
+}
+
+/// What the destination is told of it.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    vm: String,
+    qemu: Qemu,
+    memory: Vec<u64>,
+    pub room: Room,
+    pub specification: String,
+}
+
+/// Looks for all that can be wrong.
+///
+/// # Errors
+/// What is, and what to do about it.
+pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, ApiError> {
+    let vm = &request.vm;
+    let refuse =
+        |why: String, hint: Option<&str>| ApiError::new(ErrorCode::Refused, format!("{vm} does not move: {why}"), hint);
+    let asked = |error: anyhow::Error| refuse(in_full(error.as_ref()), None);
+    check_request(request).map_err(|why| refuse(why, Some("leave that away")))?;
+    let hosts = Hosts::in_dir(&registry.config.hosts.dir);
+    let host = hosts.find(&request.to).map_err(asked)?.ok_or_else(|| {
+        let hint = "`pagoda host ls` shows those that are, `pagoda host trust` adds one";
+        ApiError::new(ErrorCode::NoSuchHost, format!("no host named {} is trusted", request.to), Some(hint))
+    })?;
+    let own = hosts.own().map_err(asked)?;
+    let ready = registry.ready_for(vm, OperationKind::Move)?;
+    let Ready { record, handle, qmp, .. } = &ready;
+    let unstartable = |why: String| refuse(format!("nobody could start it there: {why}"), None);
+    let launch = record.launch.clone().ok_or_else(|| unstartable(UNKNOWN_LAUNCH.to_owned()))?;
+    if let Some(why) = launch.why_unstartable() {
+        return Err(unstartable(why));
+    }
+    if let Some(reason) = handle.status().pinned.clone().or_else(|| record.spec.pinned.clone()) {
+        return Err(refuse(format!("its memory is written by others, unseen: {reason}"), None));
+    }
+    if record.spec.remote.is_some() || record.remote.is_some() {
+        return Err(refuse("a part of its memory may be in a pool, which cannot be moved yet".to_owned(), None));
+    }
+    state::check(qmp).map_err(|why| refuse(why, None))?;
+    if !record.disks.is_empty() {
+        let why = "snapshots have given its disks layers, which get their names when it ends";
+        return Err(refuse(why.to_owned(), Some("end it, and start it anew")));
+    }
+    let writable = disks::writable(qmp, &launch.cwd, &record.disks).map_err(asked)?;
+    if let Some(disk) = writable.first().filter(|_| !request.shared_disks) {
+        let hint = "--shared-disks says that both hosts have the same disks at the same paths; disks are not copied";
+        return Err(refuse(format!("it has writable disks, such as {}", disk.file), Some(hint)));
+    }
+    let qemu = state::machine(qmp).map_err(asked)?;
+    registry.programs.note(record.pid.0, &qemu.version);
+    let runs = state::run_state(qmp).map_err(asked)? == RunState::Running;
+    let (memory, total) = (record.regions.clone(), Bytes(record.memory()));
+    if memory.len() > REGIONS_MAX || total.pages_floor() > VM_PAGES_MAX {
+        return Err(refuse("it has more memory than a VM that moves can have".to_owned(), None));
+    }
+    let spec = VmSpec { dram: request.dram.or(record.spec.dram), ..record.spec.clone() };
+    let room = Room { dram: spec.dram.map_or(total, Bytes).min(total), swap: total, pool: Bytes::ZERO };
+    let specification =
+        Specification { launch, spec, memory: memory.clone(), qemu: qemu.clone(), running: runs }.to_text();
+    let specification = specification.map_err(asked)?;
+    let offer = Offer { vm: vm.clone(), qemu, memory, room, specification };
+    Ok(Checked { ready, host, own, offer, runs })
+}
+
+/// What is asked for and cannot be had yet.
+fn check_request(request: &Request) -> Result<(), String> {
+    if request.mode != Mode::Precopy {
+        return Err("it cannot run at its destination before all its pages are there: that is not built yet".to_owned());
+    }
+    match request.on_timeout {
+        OnTimeout::Abort => Ok(()),
+        OnTimeout::SlowGuest => Err("guests are not slowed yet when the time is over".to_owned()),
+        OnTimeout::Postcopy => Err("there is no post-copy yet when the time is over".to_owned()),
+    }
+}
+
+impl Offer {
+    pub fn pages(&self) -> PageCount {
+        Bytes(self.memory.iter().sum()).pages_floor()
+    }
+
+    /// The first message of the attempt.
+    pub fn hello(&self, attempt: AttemptId, connection: ConnectionNo, own: Generation) -> Hello {
+        let region = |(index, size): (usize, &u64)| RegionFacts { id: format!("ram{index}"), size: Bytes(*size) };
+        Hello {
+            attempt,
+            connection,
+            generation: own,
+            protocol_min: PROTOCOL_VERSION,
+            protocol_max: PROTOCOL_VERSION,
+            capabilities: Capabilities::default(),
+            required: Capabilities::default(),
+            unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            software: env!("CARGO_PKG_VERSION").to_owned(),
+            vm: self.vm.clone(),
+            qemu: self.qemu.version.clone(),
+            machine: self.qemu.machine.clone(),
+            // QEMU compares them when it loads the state.
+            cpu_features: String::new(),
+            regions: self.memory.iter().enumerate().map(region).collect(),
+        }
+    }
+}

@@ -1,0 +1,535 @@
+//! The thread of a move from this host: it has the machine that says who owns the VM, and does what that wants, in order.
+//!
+//! A note is written before anything that follows from it is done, on this thread. Nobody else lets the VM run or ends it while the
+//! record has the operation, and nobody else sends for this attempt. What takes long and may be waited for by nobody (calls, the
+//! stop of the VM, networks) has threads of its own, which say here what came of it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use pagoda_api::in_full;
+use pagoda_api::types::{ApiError, ErrorCode};
+use pagoda_core::stats::Metric;
+use pagoda_core::units::Bytes;
+use pagoda_move::note::Note;
+use pagoda_move::owner::{Action, End, Source, SourceEvent};
+use pagoda_move::rounds::Settings;
+use pagoda_move::units::{ConnectionNo, Generation, Moment, RoundNo};
+use pagoda_move::wire::control::MapPart;
+use pagoda_move::wire::limits::STATE_CHUNK_MAX;
+use pagoda_move::wire::{Control, PROTOCOL_VERSION};
+use pagoda_pager::handle::Command;
+
+use super::check::Offer;
+use super::copying::{Copying, Turn};
+use super::guest::Guest;
+use super::input::Input;
+use super::line::{Called, Line};
+use super::progress::{Ended, Progress};
+use super::shown::{self, Stage};
+use super::standing::Outcome;
+use crate::moves::channel::Connection;
+use crate::moves::claims::Claim;
+use crate::moves::notes::Notes;
+use crate::moves::outgoing::Order;
+use crate::qmp::QemuTime;
+use crate::registry::Registry;
+
+/// Inputs that are taken before the rounds go on.
+const INPUTS_AT_A_TIME: usize = 256;
+/// How often what users see is made anew, and it is looked whether QEMU lives.
+const SHOW_EVERY: Duration = Duration::from_millis(100);
+/// How long a clone's memory may take to become its own: some 1,000 chunks a second.
+const OWN_MAX: Duration = Duration::from_secs(60);
+
+/// What a move is begun with.
+pub struct Begun {
+    pub owner: Source,
+    pub stage: Stage,
+    pub called: Called,
+    pub guest: Guest,
+    pub notes: Notes,
+    /// None for one of an earlier daemon.
+    pub offer: Option<(Offer, Settings)>,
+    pub progress: Arc<Mutex<Progress>>,
+    /// Who waits until the destination has room for it.
+    pub answer: Option<Sender<Result<(), ApiError>>>,
+    pub own: Sender<Input>,
+    pub inputs: Receiver<Input>,
+}
+
+/// See the module.
+pub struct Driver {
+    registry: Arc<Registry>,
+    begun: Begun,
+    began: Instant,
+    line: Option<Line>,
+    connections: u32,
+    is_over: Arc<AtomicBool>,
+    /// On the VM's note, until the move is over.
+    claim: Option<Claim>,
+    copying: Option<Copying>,
+    wait_until: Option<Moment>,
+    /// QEMU's, once it is saved.
+    state: Option<Vec<u8>>,
+    still_since: Option<QemuTime>,
+    downtime: Option<Duration>,
+    shown: Option<Instant>,
+    /// Why there is no connection.
+    unreachable: Option<String>,
+    /// Why it is given up: the first reason counts.
+    why: Option<(ErrorCode, String)>,
+}
+
+impl Driver {
+    pub fn new(registry: &Arc<Registry>, begun: Begun, claim: Claim) -> Driver {
+        Driver {
+            registry: Arc::clone(registry),
+            begun,
+            began: Instant::now(),
+            line: None,
+            connections: 0,
+            is_over: Arc::default(),
+            claim: Some(claim),
+            copying: None,
+            wait_until: None,
+            state: None,
+            still_since: None,
+            downtime: None,
+            shown: None,
+            unreachable: None,
+            why: None,
+        }
+    }
+
+    /// Works until the attempt is over. Without a first connection the destination is called.
+    pub fn run(mut self, first: Option<Connection>, actions: Vec<Action>) {
+        self.execute(actions);
+        match first {
+            Some(connection) => self.connected(connection),
+            None => self.call(),
+        }
+        while !self.begun.owner.is_over() {
+            let wait = self.next_at().since(self.now());
+            match self.begun.inputs.recv_timeout(wait) {
+                Ok(input) => self.take(input),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => unreachable!("it has a sender itself"),
+            }
+            for _ in 1..INPUTS_AT_A_TIME {
+                let Ok(input) = self.begun.inputs.try_recv() else { break };
+                self.take(input);
+            }
+            self.look();
+            self.event(SourceEvent::Tick);
+            self.pump();
+        }
+    }
+
+    fn now(&self) -> Moment {
+        Moment(self.began.elapsed())
+    }
+
+    fn next_at(&self) -> Moment {
+        let now = self.now();
+        let next = self.begun.owner.next_at(now);
+        let next = self.wait_until.map_or(next, |until| next.min(until));
+        match self.begun.stage {
+            Stage::Owning(_) => next.min(now + SHOW_EVERY),
+            _ => next,
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        if self.begun.owner.is_over() {
+            return;
+        }
+        match input {
+            Input::Connected(connection) => self.connected(connection),
+            Input::Unreachable(error) => self.unreachable = Some(in_full(&error)),
+            Input::LinkDown(no, why) if self.is_current(no) => self.lost(why),
+            Input::Received(no, message) if self.is_current(no) => self.receive(&message),
+            Input::LinkDown(..) | Input::Received(..) => {}
+            Input::Copied(no, copied) => {
+                if let (Some(copying), Some(line)) = (&mut self.copying, &self.line)
+                    && let Err(error) = copying.copied(no, copied, line)
+                {
+                    self.give_up(in_full(error.as_ref()));
+                }
+            }
+            Input::Sent { connection, bytes, spared } => {
+                if let Some(copying) = &mut self.copying {
+                    copying.sent(connection, bytes, spared);
+                }
+            }
+            Input::Stopped(outcome) => self.stopped(outcome),
+            Input::Order(Order::Cancel) => {
+                if !self.begun.owner.is_granted() {
+                    self.note_why(ErrorCode::GivenUp, "its user has cancelled it".to_owned());
+                }
+                self.event(SourceEvent::Cancel);
+            }
+            Input::Order(Order::Resolve) => {
+                tracing::warn!(vm = %self.begun.called.vm, "an operator says that the destination of its move is gone for good");
+                self.event(SourceEvent::Resolve);
+            }
+        }
+    }
+
+    fn is_current(&self, no: ConnectionNo) -> bool {
+        self.line.as_ref().is_some_and(|line| line.no == no)
+    }
+
+    fn call(&mut self) {
+        let over = Arc::clone(&self.is_over);
+        if let Err(error) = self.begun.called.begin(self.begun.own.clone(), over) {
+            // Without a connection it is given up in time, or waits for its user.
+            self.unreachable = Some(format!("start a thread: {error}"));
+        }
+    }
+
+    fn connected(&mut self, connection: Connection) {
+        let Some(no) = self.connections.checked_add(1) else { return };
+        self.connections = no;
+        let attempt = self.begun.owner.offered().attempt;
+        let round = self.copying.as_ref().map(Copying::round).unwrap_or_default();
+        match Line::open(ConnectionNo(no), connection, attempt, round, &self.begun.own) {
+            Ok(line) => {
+                self.line = Some(line);
+                self.unreachable = None;
+                self.greet();
+                self.event(SourceEvent::LinkUp);
+            }
+            Err(error) => {
+                self.unreachable = Some(in_full(error.as_ref()));
+                self.call();
+            }
+        }
+    }
+
+    fn lost(&mut self, why: String) {
+        tracing::info!(vm = %self.begun.called.vm, "the connection of its move is lost: {why}");
+        if let Some(line) = self.line.take() {
+            line.cut();
+        }
+        self.unreachable = Some(why);
+        if let Some(copying) = &mut self.copying {
+            copying.lost_link();
+        }
+        self.event(SourceEvent::LinkDown);
+        if !self.begun.owner.is_over() {
+            self.call();
+        }
+    }
+
+    /// What is said first on a connection.
+    fn greet(&self) {
+        let (Some(line), offered) = (&self.line, self.begun.owner.offered()) else { return };
+        let attempt = offered.attempt;
+        let message = match (self.begun.stage, &self.begun.offer) {
+            (Stage::Greeting, Some((offer, _))) => {
+                Control::Hello(offer.hello(attempt, line.no, Generation(offered.generation.0 - 1)))
+            }
+            (Stage::Reserving, Some(_)) => return self.reserve(),
+            (Stage::Owning(_) | Stage::Copying, _) => Control::Resume { attempt, connection: line.no },
+            (Stage::Greeting | Stage::Reserving | Stage::Granted, _) => return,
+        };
+        line.send(&message);
+    }
+
+    fn reserve(&self) {
+        let Some((offer, _)) = &self.begun.offer else { return };
+        let attempt = self.begun.owner.offered().attempt;
+        self.send(&Control::Reserve { attempt, room: offer.room, specification: offer.specification.clone() });
+    }
+
+    /// What is lost with the connection is sent again when there is another.
+    fn send(&self, message: &Control) {
+        if let Some(line) = &self.line {
+            line.send(message);
+        }
+    }
+
+    fn receive(&mut self, message: &Control) {
+        let offered = self.begun.owner.offered();
+        if message.attempt() != offered.attempt {
+            return;
+        }
+        match message {
+            Control::Welcome(welcome) if self.begun.stage == Stage::Greeting => {
+                if welcome.protocol != PROTOCOL_VERSION || welcome.capabilities.0 != 0 {
+                    return self.give_up("the destination wants what this host has not offered".to_owned());
+                }
+                self.begun.stage = Stage::Reserving;
+                self.reserve();
+            }
+            Control::Reserved { .. } if self.begun.stage == Stage::Reserving => self.own_all(),
+            Control::RoundKept { round, .. } => {
+                let has_all = self.copying.as_mut().is_some_and(|copying| copying.kept(*round));
+                if has_all {
+                    self.event(SourceEvent::Complete);
+                }
+            }
+            Control::Started { generation, .. } if *generation == offered.generation && self.downtime.is_none() => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+                self.downtime = self.still_since.map(|since| Duration::from_micros(QemuTime(now).us_since(since)));
+            }
+            Control::Refuse { reasons, .. } => {
+                let told = |reason: &pagoda_move::wire::offer::Reason| format!("{} ({})", reason.what, reason.remedy);
+                let told: Vec<String> = reasons.iter().map(told).collect();
+                self.note_why(ErrorCode::Refused, format!("{} refuses: {}", self.to(), told.join("; ")));
+            }
+            Control::NoRoom { needed, free, .. } => {
+                let why = format!(
+                    "{} has no room: {} of DRAM and {} of swap are needed, {} and {} are free",
+                    self.to(),
+                    shown::size(needed.dram),
+                    shown::size(needed.swap),
+                    shown::size(free.dram),
+                    shown::size(free.swap)
+                );
+                self.note_why(ErrorCode::NoRoom, why);
+            }
+            Control::Forgotten { .. } => {
+                self.note_why(ErrorCode::GivenUp, format!("{} knows nothing of it any more", self.to()));
+            }
+            _ => {}
+        }
+        self.event(SourceEvent::Message(message));
+    }
+
+    fn to(&self) -> String {
+        self.shown().to.clone()
+    }
+
+    fn shown(&self) -> std::sync::MutexGuard<'_, Progress> {
+        self.begun.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the VM borrows of a snapshot's template is copied by nobody.
+    fn own_all(&mut self) {
+        if let Some(engine) = self.begun.guest.engine() {
+            engine.send(Command::OwnAll);
+        }
+        self.begun.stage = Stage::Owning(Instant::now() + OWN_MAX);
+        self.begin_rounds();
+    }
+
+    /// As soon as all is the VM's own.
+    fn begin_rounds(&mut self) {
+        let Stage::Owning(until) = self.begun.stage else { return };
+        let (Some(engine), Some((offer, settings))) = (self.begun.guest.engine(), &self.begun.offer) else {
+            return self.give_up("the VM has ended".to_owned());
+        };
+        if engine.fresh_status().stats.get(Metric::BorrowedChunks) > 0 {
+            if Instant::now() > until {
+                self.give_up("what it shares with other clones did not become its own in time".to_owned());
+            }
+            return;
+        }
+        let (no, own) = (ConnectionNo(self.connections), &self.begun.own);
+        match Copying::begin(&engine, *settings, offer.pages(), no, own, self.now()) {
+            Ok(copying) => {
+                self.copying = Some(copying);
+                self.begun.stage = Stage::Copying;
+                self.answer(Ok(()));
+            }
+            Err(error) => self.give_up(in_full(error.as_ref())),
+        }
+    }
+
+    /// Whoever has asked for the move hears how it begins.
+    fn answer(&mut self, answer: Result<(), ApiError>) {
+        if let Some(asker) = self.begun.answer.take() {
+            let _ = asker.send(answer);
+        }
+    }
+
+    /// Looks at what nobody says.
+    fn look(&mut self) {
+        if self.shown.is_some_and(|shown| shown.elapsed() < SHOW_EVERY) || self.begun.owner.is_over() {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        if !self.begun.guest.is_here() {
+            self.note_why(ErrorCode::GivenUp, "its QEMU has ended".to_owned());
+            self.event(SourceEvent::QemuDied);
+        }
+        self.begin_rounds();
+        self.show();
+    }
+
+    fn pump(&mut self) {
+        let now = self.now();
+        self.wait_until = None;
+        if self.begun.owner.is_granted() || self.begun.owner.is_over() {
+            return;
+        }
+        let (Some(copying), Some(line)) = (&mut self.copying, &self.line) else { return };
+        match copying.pump(line, now) {
+            Turn::Wait(until) => self.wait_until = until,
+            Turn::Switch => self.event(SourceEvent::Switch),
+            Turn::SendState(round) => self.send_state(round),
+            Turn::GiveUp(why) => self.give_up(why),
+        }
+    }
+
+    fn stopped(&mut self, outcome: Outcome) {
+        self.begun.guest.stopped(&outcome);
+        let (state, was_running, since) = match outcome {
+            Outcome::Saved { state, was_running, since } => (state, was_running, since),
+            Outcome::Failed { why, .. } => return self.give_up(why),
+        };
+        if was_running != self.begun.guest.runs() {
+            return self.give_up("it was paused or let run meanwhile".to_owned());
+        }
+        let now = self.now();
+        match self.copying.as_mut().map(|copying| copying.stopped(now)) {
+            Some(Ok(())) => {
+                (self.state, self.still_since) = (Some(state), since);
+                self.event(SourceEvent::Stopped);
+            }
+            Some(Err(error)) => self.give_up(in_full(error.as_ref())),
+            None => self.give_up("nothing of it was copied".to_owned()),
+        }
+    }
+
+    /// The map of what is missing, which is empty, and QEMU's state. With the rounds until this one it is all that the VM needs.
+    fn send_state(&self, round: RoundNo) {
+        let attempt = self.begun.owner.offered().attempt;
+        let Some(state) = &self.state else { return };
+        self.send(&Control::Missing { attempt, part: MapPart { chunks: Vec::new(), last: true } });
+        let mut offset = 0;
+        for part in state.chunks(STATE_CHUNK_MAX) {
+            self.send(&Control::State { attempt, offset: Bytes(offset), bytes: part.to_vec() });
+            offset += part.len() as u64;
+        }
+        self.send(&Control::StateEnd { attempt, total: Bytes(offset), round });
+    }
+
+    fn note_why(&mut self, code: ErrorCode, why: String) {
+        self.why.get_or_insert((code, why));
+    }
+
+    /// Before the grant. Afterwards nothing fails here that the machine does not know of.
+    fn give_up(&mut self, why: String) {
+        if self.begun.owner.is_granted() {
+            return tracing::warn!(vm = %self.begun.called.vm, "its move goes on: {why}");
+        }
+        self.note_why(ErrorCode::GivenUp, why);
+        self.event(SourceEvent::Cancel);
+    }
+
+    fn event(&mut self, event: SourceEvent<'_>) {
+        let (now, mut actions) = (self.now(), Vec::new());
+        self.begun.owner.apply(now, event, &mut actions);
+        self.execute(actions);
+    }
+
+    /// Does what the machine wants, in order. What it wants because a note was written comes behind that.
+    fn execute(&mut self, actions: Vec<Action>) {
+        let mut wanted = VecDeque::from(actions);
+        while let Some(action) = wanted.pop_front() {
+            match action {
+                Action::Send(message) => self.send(&message),
+                Action::Write(note) => {
+                    let (is_written, mut more) = (self.write(note), Vec::new());
+                    self.begun.owner.apply(self.now(), SourceEvent::Written(is_written), &mut more);
+                    wanted.extend(more);
+                }
+                Action::Stop => {
+                    if let Err(error) = self.begun.guest.stop(self.begun.own.clone()) {
+                        let failed = Outcome::Failed { why: in_full(error.as_ref()), is_left: false };
+                        let _ = self.begun.own.send(Input::Stopped(failed));
+                    }
+                }
+                Action::Run => self.let_run(),
+                Action::Discard => {
+                    self.show();
+                    self.copying = None;
+                    self.begun.guest.discard();
+                }
+                // No attempt of this host has an arbiter.
+                Action::Ask(_) => {
+                    let mut more = Vec::new();
+                    self.begun.owner.apply(self.now(), SourceEvent::Arbiter(None), &mut more);
+                    wanted.extend(more);
+                }
+                Action::Prepare => unreachable!("a source prepares nothing"),
+                Action::End(end) => self.end(end),
+            }
+        }
+    }
+
+    /// Whether the note is durable. The VM is given away only if it has stood still since its state.
+    fn write(&mut self, note: Option<Note>) -> bool {
+        let vm = self.begun.called.vm.clone();
+        if let Some(Note::Given(..)) = note
+            && let Err(error) = self.begun.guest.check_still()
+        {
+            let why = in_full(error.as_ref());
+            self.note_why(ErrorCode::GivenUp, why.clone());
+            tracing::warn!(%vm, "it is not given away: {why}");
+            return false;
+        }
+        let written = self.begun.notes.write(&vm, note);
+        if let Err(error) = &written {
+            let why = format!("note who owns it: {}", in_full(error.as_ref()));
+            tracing::error!(%vm, "{why}");
+            self.note_why(ErrorCode::GivenUp, why);
+        }
+        written.is_ok()
+    }
+
+    /// The machine says that the VM is this host's. If it does not run at once, the end of the move waits for that.
+    fn let_run(&mut self) {
+        self.copying = None;
+        while self.begun.guest.is_stopping() {
+            // A state that is being saved cannot be called back. It has a deadline.
+            match self.begun.inputs.recv() {
+                Ok(Input::Stopped(outcome)) => self.begun.guest.stopped(&outcome),
+                Ok(_) => {}
+                Err(_) => unreachable!("it has a sender itself"),
+            }
+        }
+        self.begun.guest.let_run();
+    }
+
+    fn end(&mut self, end: End) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let vm = self.begun.called.vm.clone();
+        let (code, why) = self.why.take().unwrap_or((ErrorCode::GivenUp, shown::reason_of(end).to_owned()));
+        match end {
+            End::Moved => tracing::info!(%vm, downtime = ?self.downtime, "it has moved to {}", self.to()),
+            other => tracing::warn!(%vm, "it has not moved to {}: {other:?}: {why}", self.to()),
+        }
+        if matches!(end, End::GivenUp | End::CameBack | End::Crashed) {
+            self.begun.guest.stay();
+        }
+        self.show();
+        self.shown().phase = "over";
+        let to = self.to();
+        self.answer(Err(ApiError::new(code, format!("{vm} has not moved to {to}: {why}"), None)));
+        let progress = self.shown().clone();
+        let why = (end != End::Moved).then_some(why);
+        // Its note has its last word.
+        drop(self.claim.take());
+        self.registry.moves.outgoing.end(Ended { progress, end, why, at: SystemTime::now() });
+    }
+
+    /// Makes what users see anew.
+    fn show(&self) {
+        let rounds = self.copying.as_ref().map(|copying| copying.progress(self.now()));
+        let phase = match &self.begun.owner {
+            owner if owner.serves() => "moved",
+            owner if owner.is_granted() => "granted",
+            _ => shown::phase(self.begun.stage, rounds.as_ref()),
+        };
+        let mut shown = self.shown();
+        (shown.phase, shown.elapsed, shown.downtime) = (phase, self.began.elapsed(), self.downtime);
+        shown::update(&mut shown, rounds.as_ref(), self.unreachable.as_deref());
+    }
+}

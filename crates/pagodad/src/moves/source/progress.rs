@@ -1,0 +1,69 @@
+//! How far a move from this host is, for users.
+
+use std::time::{Duration, SystemTime};
+
+use pagoda_core::units::Bytes;
+use pagoda_move::owner::End;
+use pagoda_move::units::{AttemptId, Rate};
+
+/// A move that is under way, or how far it came.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    pub vm: String,
+    /// The name of the destination, or its key if it is not trusted any more.
+    pub to: String,
+    pub attempt: AttemptId,
+    pub phase: &'static str,
+    /// Content of pages, repeated pages counted each time.
+    pub sent: Bytes,
+    /// To be sent, as far as is known now.
+    pub left: Bytes,
+    /// The VM's memory.
+    pub total: Bytes,
+    pub round: u32,
+    pub rate: Option<Rate>,
+    /// What the guest writes.
+    pub written_rate: Rate,
+    pub elapsed: Duration,
+    /// Until nothing is left, if writes go on like this. None: never, or not known.
+    pub eta: Option<Duration>,
+    /// If the VM were stopped now.
+    pub expected_downtime: Option<Duration>,
+    /// Why it is not further than it is.
+    pub waits: Option<String>,
+    /// How long the VM stood still, until this host knew that it runs at its destination.
+    pub downtime: Option<Duration>,
+}
+
+impl Progress {
+    /// Of a move that begins.
+    pub fn new(vm: &str, to: &str, attempt: AttemptId, total: Bytes) -> Progress {
+        Progress {
+            vm: vm.to_owned(),
+            to: to.to_owned(),
+            attempt,
+            phase: "greeting",
+            sent: Bytes::ZERO,
+            left: total,
+            total,
+            round: 0,
+            rate: None,
+            written_rate: Rate(0),
+            elapsed: Duration::ZERO,
+            eta: None,
+            expected_downtime: None,
+            waits: None,
+            downtime: None,
+        }
+    }
+}
+
+/// A move that is over.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    pub progress: Progress,
+    pub end: End,
+    /// Why the VM is not at its destination.
+    pub why: Option<String>,
+    pub at: SystemTime,
+}

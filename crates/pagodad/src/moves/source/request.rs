@@ -1,0 +1,44 @@
+//! What a user wants of a move.
+
+use std::time::Duration;
+
+use pagoda_move::rounds::{Mode, OnTimeout, Settings, Slowing};
+use pagoda_move::units::Rate;
+
+/// What a stop, the device state and a start take without any page.
+pub const STOP_COST: Duration = Duration::from_millis(20);
+
+/// What a user wants.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub vm: String,
+    /// A host that this one trusts.
+    pub to: String,
+    /// The most DRAM that the VM may have there, bytes. As much as here if it is not said.
+    pub dram: Option<u64>,
+    /// Bytes a second, while the VM runs.
+    pub bandwidth: Option<u64>,
+    pub downtime: Duration,
+    pub max_time: Option<Duration>,
+    pub on_timeout: OnTimeout,
+    pub mode: Mode,
+    /// Both hosts have the VM's disks at the same paths.
+    pub shared_disks: bool,
+}
+
+impl Request {
+    pub const fn settings(&self) -> Settings {
+        Settings {
+            mode: self.mode,
+            downtime_max: self.downtime,
+            stop_cost: STOP_COST,
+            bandwidth_max: match self.bandwidth {
+                Some(rate) => Some(Rate(rate)),
+                None => None,
+            },
+            time_max: self.max_time,
+            on_timeout: self.on_timeout,
+            slowing_max: Slowing::NONE,
+        }
+    }
+}

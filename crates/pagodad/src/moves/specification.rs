@@ -1,0 +1,91 @@
+//! What a destination needs to make a VM and to start it: the JSON of the message `reserve`, on one line.
+//!
+//! It comes from another host. Its form is checked here; what of it this host allows is for the destination to decide.
+
+use anyhow::{Result, ensure};
+use pagoda_api::types::{Launch, VmSpec};
+use pagoda_image::Qemu;
+use pagoda_move::wire::limits::SPECIFICATION_MAX;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Specification {
+    pub launch: Launch,
+    pub spec: VmSpec,
+    /// Bytes of each region.
+    pub memory: Vec<u64>,
+    pub qemu: Qemu,
+    /// The guest runs. If not, its user has paused it, and it stays so.
+    pub running: bool,
+}
+
+impl Specification {
+    /// As it is sent.
+    ///
+    /// # Errors
+    /// It is too long.
+    pub fn to_text(&self) -> Result<String> {
+        // Control characters are in words only. JSON allows some of them there, the protocol none.
+        let escape = |c: char| match c.is_control() {
+            true => format!("\\u{:04x}", u32::from(c)),
+            false => c.to_string(),
+        };
+        let text: String = serde_json::to_string(self)?.chars().map(escape).collect();
+        let len = text.len();
+        ensure!(len <= SPECIFICATION_MAX, "what starts it again has {len} bytes, and {SPECIFICATION_MAX} fit");
+        Ok(text)
+    }
+
+    /// # Errors
+    /// It is none, or has what this version does not know.
+    pub fn parse(text: &str) -> Result<Specification> {
+        let specification: Specification = serde_json::from_str(text)?;
+        // A setting that is not known here would be lost without a word.
+        let value: Value = serde_json::from_str(text)?;
+        let again = serde_json::to_value(&specification)?;
+        ensure!(again == value, "it has a setting that this version does not know");
+        Ok(specification)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn specification() -> Specification {
+        let words = vec!["-append".to_owned(), "a\nb\u{7f}\u{85}é".to_owned()];
+        let launch = Launch { program: "/q".into(), words, cwd: "/".into(), uid: 1, gid: 2, unstartable: vec![] };
+        let spec = VmSpec { dram: Some(1 << 30), ..VmSpec::default() };
+        let qemu = Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into() };
+        Specification { launch, spec, memory: vec![1 << 31], qemu, running: true }
+    }
+
+    #[test]
+    fn it_is_read_as_it_was_written_and_has_no_control_characters() {
+        let text = specification().to_text().unwrap();
+        assert!(!text.contains(char::is_control), "{text}");
+        assert_eq!(Specification::parse(&text).unwrap(), specification());
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused() {
+        let text = specification().to_text().unwrap();
+        for unknown in [r#"{"new":1,"#, r#"{"running":false,"#] {
+            assert!(Specification::parse(&text.replacen('{', unknown, 1)).is_err(), "{unknown}");
+        }
+        let inner = text.replace(r#""dram":"#, r#""new":7,"dram":"#);
+        assert_ne!(inner, text);
+        assert!(Specification::parse(&inner).is_err());
+        assert!(Specification::parse("[]").is_err());
+    }
+
+    #[test]
+    fn one_that_is_too_long_is_not_sent() {
+        let mut long = specification();
+        long.launch.words = vec!["x".repeat(SPECIFICATION_MAX)];
+        assert!(long.to_text().is_err());
+    }
+}

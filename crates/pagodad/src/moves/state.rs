@@ -1,0 +1,81 @@
+//! What the daemon keeps of moves: those from this host, those to it, and who owns their VMs.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use pagoda_api::in_full;
+use pagoda_link::hosts::Hosts;
+use pagoda_move::note::Note;
+use pagoda_move::units::{AttemptId, HostKey};
+
+use super::claims::Claims;
+use super::notes::Notes;
+use super::outgoing::Outgoing;
+use super::sessions::Sessions;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Moves {
+    /// To this host.
+    pub sessions: Sessions,
+    /// From this host.
+    pub outgoing: Outgoing,
+    pub claims: Claims,
+    notes: Notes,
+    hosts: Hosts,
+    me: OnceLock<HostKey>,
+}
+
+impl Moves {
+    pub fn new(state_dir: &Path, hosts_dir: &Path) -> Moves {
+        Moves {
+            sessions: Sessions::default(),
+            outgoing: Outgoing::default(),
+            claims: Claims::default(),
+            notes: Notes::below(state_dir),
+            hosts: Hosts::in_dir(hosts_dir),
+            me: OnceLock::new(),
+        }
+    }
+
+    pub const fn notes(&self) -> &Notes {
+        &self.notes
+    }
+
+    /// The VM is another host's, or may be.
+    pub fn is_given(&self, vm: &str) -> bool {
+        matches!(self.notes.read(vm), Ok(Some(Note::Given(..))))
+    }
+
+    /// A VM of this host's has ended. What another host has a word to say about is kept.
+    pub fn forget(&self, vm: &str) {
+        // Whoever has a claim decides itself.
+        let Some(_claim) = self.claims.claim(vm) else { return };
+        match self.notes.read(vm) {
+            Ok(Some(Note::Owned(_))) => {
+                if let Err(error) = self.notes.write(vm, None) {
+                    tracing::warn!(vm, "forget who owned it: {}", in_full(error.as_ref()));
+                }
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(vm, "{}", in_full(error.as_ref())),
+        }
+    }
+
+    /// This host, as an arbiter would know it. Zeros as long as its key cannot be read: no other host can be reached then, and there
+    /// is no arbiter.
+    pub fn me(&self) -> HostKey {
+        if let Some(me) = self.me.get() {
+            return *me;
+        }
+        match self.hosts.own() {
+            Ok(own) => *self.me.get_or_init(|| HostKey(own.public().0)),
+            Err(_) => HostKey([0; 32]),
+        }
+    }
+
+    /// The attempt is one of this host's.
+    pub fn has_outgoing(&self, attempt: AttemptId) -> bool {
+        self.outgoing.has_attempt(attempt)
+    }
+}
