@@ -11,10 +11,12 @@ use pagoda_api::types::{
     AdmitRequest, ApiError, ErrorCode, MoveDirection, MoveList, MoveMode, MoveOnTimeout, MoveOutcome, MovePhase,
     MoveReply, MoveRequest, MoveStatus, check_dram, check_min,
 };
+use pagoda_core::units::Bytes;
 use pagoda_link::PublicKey;
 use pagoda_link::hosts::Hosts;
 use pagoda_move::owner::End;
 use pagoda_move::rounds::{Mode, OnTimeout};
+use pagoda_move::units::AttemptId;
 
 use super::sessions::{Input, Session};
 use super::source;
@@ -51,6 +53,12 @@ pub fn list(registry: &Arc<Registry>) -> MoveList {
     for ended in registry.moves.outgoing.ended().into_iter().rev() {
         if moves.iter().all(|known| known.vm != ended.progress.vm) {
             moves.push(of_ended(ended));
+        }
+    }
+    // What becomes of them is about to be known.
+    for vm in registry.moves.left() {
+        if moves.iter().all(|known| known.vm != vm) {
+            moves.push(of_left(vm));
         }
     }
     moves.sort_by(|a, b| a.vm.cmp(&b.vm));
@@ -143,6 +151,13 @@ fn of_outgoing(progress: &Progress, outcome: MoveOutcome) -> MoveStatus {
     }
 }
 
+/// Of an earlier daemon's, whose VM's agent has not come back yet.
+fn of_left(vm: String) -> MoveStatus {
+    let progress = Progress { phase: "left", ..Progress::new(&vm, "", AttemptId(1), Bytes::ZERO) };
+    let waits = Some("the daemon has just started".to_owned());
+    MoveStatus { waits, ..of_outgoing(&progress, MoveOutcome::None) }
+}
+
 fn of_ended(ended: Ended) -> MoveStatus {
     let outcome = match ended.end {
         End::Moved => MoveOutcome::Moved,
@@ -227,8 +242,7 @@ fn unknown(name: &str) -> ApiError {
 mod tests {
     use std::time::SystemTime;
 
-    use pagoda_core::units::Bytes;
-    use pagoda_move::units::{AttemptId, Rate};
+    use pagoda_move::units::Rate;
 
     use super::*;
 

@@ -57,7 +57,8 @@ impl Notes {
         written.with_context(|| format!("write {}", path.display()))
     }
 
-    /// The names of VMs that have a note. What has another name than a note can have is none.
+    /// The names of VMs that have a note. What has another name than a note can have is none. For a daemon that starts, and writes none
+    /// yet: what an earlier one has not written to its end is removed.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -72,7 +73,8 @@ impl Notes {
             let path = entry.with_context(context)?.path();
             match name_of(&path) {
                 Some(name) => names.push(name),
-                None if path.extension().is_some_and(|extension| extension == NEW) => {}
+                // It does not count, and nobody writes it to its end any more.
+                None if path.extension().is_some_and(|extension| extension == NEW) => drop(std::fs::remove_file(&path)),
                 None => tracing::warn!("{} is not named as a note of a VM, and is left alone", path.display()),
             }
         }

@@ -40,6 +40,7 @@ pub fn go_on(registry: &Arc<Registry>) -> std::io::Result<()> {
     if names.is_empty() {
         return Ok(());
     }
+    registry.moves.set_left(&names);
     let registry = Arc::clone(registry);
     thread::Builder::new().name("moves".into()).spawn(move || settle_all(&registry, names)).map(drop)
 }
@@ -55,7 +56,11 @@ fn settle_all(registry: &Arc<Registry>, mut names: BTreeSet<String>) {
     while !names.is_empty() {
         let mut pause = LOOK;
         names.retain(|name| match settle(registry, name) {
-            Ok(is_settled) => !is_settled,
+            Ok(true) => {
+                registry.moves.settle_left(name);
+                false
+            }
+            Ok(false) => true,
             Err(error) => {
                 pause = AGAIN;
                 if said.insert(name.clone()) {

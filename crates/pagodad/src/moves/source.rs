@@ -28,6 +28,7 @@ mod standing;
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::in_full;
@@ -57,6 +58,10 @@ use crate::random;
 use crate::record::{Operation, OperationKind};
 use crate::registry::Registry;
 use crate::registry::operation::ImageThen;
+
+/// How long a move waits for the end of the one before.
+const CLAIM_MAX: Duration = Duration::from_secs(2);
+const CLAIM_LOOK: Duration = Duration::from_millis(10);
 
 /// Begins to move a VM to another host. When this returns, the destination has made room for it, and a thread goes on.
 ///
@@ -91,8 +96,16 @@ pub fn begin(registry: &Arc<Registry>, request: &Request) -> Result<(), ApiError
     answer.recv().unwrap_or_else(|_| Err(silent()))
 }
 
+/// A move that has brought the VM here is over when its source has said its last word, which comes soon.
 fn claim(registry: &Registry, vm: &str) -> Result<Claim> {
-    registry.moves.claims.claim(vm).context("another move of it is under way")
+    let deadline = Instant::now() + CLAIM_MAX;
+    loop {
+        match registry.moves.claims.claim(vm) {
+            Some(claim) => return Ok(claim),
+            None if Instant::now() > deadline => anyhow::bail!("another move of it is under way"),
+            None => std::thread::sleep(CLAIM_LOOK),
+        }
+    }
 }
 
 /// Random, and never 0.

@@ -1,7 +1,8 @@
 //! What the daemon keeps of moves: those from this host, those to it, and who owns their VMs.
 
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use pagoda_api::in_full;
 use pagoda_link::hosts::Hosts;
@@ -21,6 +22,8 @@ pub struct Moves {
     /// From this host.
     pub outgoing: Outgoing,
     pub claims: Claims,
+    /// VMs whose moves an earlier daemon left, and of which nobody has said yet what becomes of them.
+    left: Mutex<BTreeSet<String>>,
     notes: Notes,
     hosts: Hosts,
     me: OnceLock<HostKey>,
@@ -32,10 +35,25 @@ impl Moves {
             sessions: Sessions::default(),
             outgoing: Outgoing::default(),
             claims: Claims::default(),
+            left: Mutex::default(),
             notes: Notes::below(state_dir),
             hosts: Hosts::in_dir(hosts_dir),
             me: OnceLock::new(),
         }
+    }
+
+    /// The moves of these VMs were under way when the daemon before this one ended.
+    pub fn set_left(&self, vms: &BTreeSet<String>) {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).extend(vms.iter().cloned());
+    }
+
+    /// It is known what becomes of it: a move of this daemon's, or nothing more.
+    pub fn settle_left(&self, vm: &str) {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(vm);
+    }
+
+    pub fn left(&self) -> BTreeSet<String> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub const fn notes(&self) -> &Notes {

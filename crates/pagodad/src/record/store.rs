@@ -15,6 +15,8 @@ use super::{RECORD_MAX, Record};
 
 /// Files of records end so.
 const EXTENSION: &str = "vm";
+/// While they are being written, so.
+const PART: &str = "part";
 
 /// Writes a file whole or not at all.
 type WriteFile = Box<dyn Fn(&Path, &[u8]) -> std::io::Result<()> + Send + Sync>;
@@ -47,7 +49,8 @@ impl RecordStore {
         self.dir.join(vm_file_name(name)).with_added_extension(EXTENSION)
     }
 
-    /// Every record, or why it cannot be used.
+    /// Every record, or why it cannot be used. For a daemon that starts, and writes none yet: what an earlier one has not written to its
+    /// end is removed.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -57,6 +60,10 @@ impl RecordStore {
             let path = entry?.path();
             if path.extension().is_some_and(|extension| extension == EXTENSION) {
                 records.push((path.clone(), self.read(&path)));
+            } else if path.extension().is_some_and(|extension| extension == PART)
+                && let Err(error) = std::fs::remove_file(&path)
+            {
+                tracing::warn!("remove {}, which was not written to its end: {error}", path.display());
             }
         }
         Ok(records)
@@ -116,7 +123,7 @@ fn write_by(write_file: &dyn Fn(&Path, &[u8]) -> std::io::Result<()>, path: &Pat
 
 /// Writes a file by rename, readable by its owner alone.
 pub fn write_whole(path: &Path, content: &[u8]) -> std::io::Result<()> {
-    let part = path.with_extension("part");
+    let part = path.with_extension(PART);
     let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part)?;
     file.write_all(content)?;
     file.sync_all()?;

@@ -30,7 +30,7 @@ impl Registry {
             tracing::info!(vm = %record.name, ?status, "its process ended");
             // Before its record goes: whichever daemon there is next knows of it by one of the two.
             // One that was given away is the other host's.
-            if let Some(crash) = crash_of(&record, status).filter(|_| !self.moves.is_given(&record.name)) {
+            if let Some(crash) = crash_of(&record, status).filter(|_| !self.was_given_away(&record)) {
                 self.crashes.note(&record, crash);
             }
             // The files first: a new VM of this name has files of the same names.
@@ -39,6 +39,11 @@ impl Registry {
             let ended = self.remove(&mut self.lock(), id);
             drop(ended);
         });
+    }
+
+    /// A VM that a move has given to another host. Others are not looked for: a note is read from the disk.
+    pub(super) fn was_given_away(&self, record: &Record) -> bool {
+        record.operation.is_some_and(|operation| operation.kind.is_move()) && self.moves.is_given(&record.name)
     }
 
     /// Forgets VMs that were made and whose process ended before it attached, or that no process ever came for. One that is
@@ -74,7 +79,8 @@ impl Registry {
         tracing::info!(vm = %record.name, "{why}");
         let was_attached = record.pid.0 != 0;
         // The reaper sees to all VMs, and waits for the disks of none.
-        self.end(vms, id, &record, was_attached.then_some(Crash::Unseen));
+        let is_lost = was_attached && !self.was_given_away(&record);
+        self.end(vms, id, &record, is_lost.then_some(Crash::Unseen));
     }
 
     /// Gives up a VM that no program attached to.

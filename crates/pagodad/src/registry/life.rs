@@ -62,7 +62,10 @@ impl Registry {
         }
         if pid != 0 && has_ended(&name, pid, start) {
             tracing::info!(vm = %name, "its process ended while no daemon ran");
-            self.crashes.note(&record, Crash::Unseen);
+            // One that was given away is the other host's, where it runs.
+            if !self.was_given_away(&record) {
+                self.crashes.note(&record, Crash::Unseen);
+            }
             return self.forget(&record);
         }
         tracing::info!(vm = %name, pid, "waits for the agent in its process");
