@@ -19,7 +19,7 @@ enum Victim {
 }
 
 /// After so much of the time that the move before took, in tenths. Beyond the last one there is nothing left to be killed.
-const MOMENTS: [u32; 8] = [1, 3, 5, 7, 8, 9, 10, 11];
+const MOMENTS: [u32; 6] = [1, 4, 7, 8, 9, 10];
 
 /// The host that has the VM, once there is one and nothing is under way any more.
 fn settled(hosts: &Hosts) -> Result<&Host> {
