@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow, ensure};
 use pagoda_api::in_full;
 use pagoda_api::types::check_vm_name;
+use pagoda_core::policy::VmId;
 use pagoda_core::units::Bytes;
 use pagoda_link::PublicKey;
 use pagoda_link::hosts::Hosts;
@@ -260,7 +261,7 @@ impl Link<'_> {
         let mut actions = Vec::new();
         let owner = owner(&mut actions);
         let link = Some((self.number, Arc::clone(&self.sender)));
-        let begun = Begun { owner, actions, wanted, link, claim };
+        let begun = Begun { owner, actions, wanted, made: None, link, claim };
         talk.session = Some(begin(self.registry, self.vm, self.peer, begun)?);
         Ok(())
     }
@@ -310,6 +311,8 @@ pub struct Begun {
     pub actions: Vec<Action>,
     /// What is to be made; nothing if a daemon before this one made it, or if there is nothing to be made.
     pub wanted: Option<Wanted>,
+    /// The VM, if a daemon before this one made it.
+    pub made: Option<VmId>,
     pub link: Option<(LinkNo, Arc<ControlSender>)>,
     pub claim: Claim,
 }
@@ -331,14 +334,15 @@ fn check_memory(specification: &Specification, hello: &Hello) -> Result<()> {
 /// # Errors
 /// There is one of this VM already; no thread can be had.
 pub fn begin(registry: &Arc<Registry>, vm: &str, peer: PublicKey, begun: Begun) -> Result<Session> {
-    let Begun { owner, actions, wanted, link, claim } = begun;
+    let Begun { owner, actions, wanted, made, link, claim } = begun;
     let (own, inputs) = sync_channel(INPUTS_MAX);
     let progress = Arc::new(Mutex::default());
     let attempt = owner.offered().attempt;
     let entry = Session { vm: vm.to_owned(), peer, inputs: own.clone(), store: None, progress: Arc::clone(&progress) };
     ensure!(registry.moves.sessions.enter(attempt, entry.clone()), "too many VMs move to this host");
     let (caller, called) = (Arc::clone(registry), entry.clone());
-    let begun = session::Begun { owner, wanted, link, progress, claim, call: Arc::new(move || call(&caller, &called)) };
+    let begun =
+        session::Begun { owner, wanted, made, link, progress, claim, call: Arc::new(move || call(&caller, &called)) };
     let session = session::Session::new(registry, vm, begun, (own, inputs));
     let thread = std::thread::Builder::new().name("arrival".into()).spawn(move || session.run(actions));
     if let Err(error) = thread {

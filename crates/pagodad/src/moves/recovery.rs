@@ -178,7 +178,9 @@ fn go_on_as_destination(
     if let Recovered::Destination(owner) = recovered {
         let is_whole = matches!(note, Some(Note::Accepted(..)));
         let claim = registry.moves.claims.claim(name).context("another move of it is under way")?;
-        let begun = destination::Begun { owner: *owner, actions, wanted: None, link: None, claim };
+        // No other VM gets the name of one that was accepted, as long as its note says so.
+        let made = if is_whole { registry.lock().get(name).map(|vm| vm.governed.id) } else { None };
+        let begun = destination::Begun { owner: *owner, actions, wanted: None, made, link: None, claim };
         let begun = destination::begin(registry, name, PublicKey(offered.peer.0), begun)?;
         if is_whole {
             // All its pages were here before it was accepted.

@@ -60,6 +60,8 @@ pub struct Begun {
     pub owner: Destination,
     /// What is to be made; nothing if a daemon before this one made it, or if there is nothing to be made.
     pub wanted: Option<Wanted>,
+    /// The VM, if a daemon before this one made it. Never looked up by its name for a new attempt: a user may have made one since.
+    pub made: Option<VmId>,
     pub link: Option<(LinkNo, Arc<ControlSender>)>,
     pub progress: Arc<Mutex<Progress>>,
     pub call: Call,
@@ -79,9 +81,7 @@ impl Session {
         begun: Begun,
         (own, inputs): (SyncSender<Input>, Receiver<Input>),
     ) -> Session {
-        let Begun { owner, wanted, link, progress, call, claim } = begun;
-        // One that a daemon before this one made. Of a new attempt there is none of the name.
-        let id = registry.lock().get(vm).map(|vm| vm.governed.id);
+        let Begun { owner, wanted, made, link, progress, call, claim } = begun;
         Session {
             registry: Arc::clone(registry),
             vm: vm.to_owned(),
@@ -93,7 +93,7 @@ impl Session {
             link,
             progress,
             call,
-            id,
+            id: made,
             claim: Some(claim),
             began: Instant::now(),
             arriving: None,
