@@ -2,6 +2,7 @@
 //! each figure is held to, a table, JSON and a plot.
 
 mod adaptive;
+mod after_move;
 mod again;
 mod balloon;
 mod chain;
@@ -82,12 +83,14 @@ struct Cli {
     /// Directory for swap files, ours and the peers' (default: target/bench)
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc, snapshot, restore, again, migrate); results go to out/bench
+    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc, snapshot, restore, again, migrate, after-move); results go to out/bench
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Measure the peers alone
     #[arg(long)]
     peers_only: bool,
+    #[command(flatten)]
+    moves: migrate::options::Options,
 }
 
 /// What every bench is told.
@@ -103,6 +106,8 @@ pub struct Setup {
     pub ours: bool,
     /// Part of the name of the cases to run; `None`: all.
     pub only: Option<String>,
+    /// Of benches of moves.
+    pub moves: migrate::options::Options,
 }
 
 impl Setup {
@@ -155,13 +160,16 @@ fn run(args: &Cli) -> Result<bool> {
     let dir = args.dir.clone().unwrap_or(target);
     fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
     let has_cases = |name: &Name| {
-        use Name::{Again, Migrate, Mrc, Overcommit, Restore, Snapshot};
-        matches!(name, Overcommit | Mrc | Snapshot | Restore | Again | Migrate)
+        use Name::{AfterMove, Again, Migrate, Mrc, Overcommit, Restore, Snapshot};
+        matches!(name, Overcommit | Mrc | Snapshot | Restore | Again | Migrate | AfterMove)
     };
     if args.only.is_some() && !names.iter().all(has_cases) {
-        bail!("--only is for `overcommit`, `mrc`, `snapshot`, `restore`, `again` and `migrate`, whose cases are many");
+        bail!(
+            "--only is for `overcommit`, `mrc`, `snapshot`, `restore`, `again`, `migrate` and `after-move`, whose cases are many"
+        );
     }
-    let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only: args.only.clone() };
+    let (only, moves) = (args.only.clone(), args.moves.clone());
+    let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only, moves };
     // Before it is built: what is changed meanwhile is not what was measured.
     let crates = Crates::look()?;
     let names = names.into_iter().map(|name| Ok((name, name.code(&crates)?))).collect::<Result<Vec<_>>>()?;
@@ -227,13 +235,15 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Clone => clone::run(setup),
         Name::Export => export::run(setup),
         Name::Migrate => migrate::run(setup),
+        Name::AfterMove => after_move::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;
     report.code = code;
     println!("{}took {:.0} s\n", report.table(), began.elapsed().as_secs_f64());
     // Half a measurement must not replace a whole one.
-    let results = repository().join(if setup.quick || setup.only.is_some() { "out/bench" } else { "bench/results" });
+    let is_part = setup.quick || setup.only.is_some() || setup.moves.is_part();
+    let results = repository().join(if is_part { "out/bench" } else { "bench/results" });
     if setup.ours {
         report.write_json(&results.join(format!("{}.json", name.text())))?;
         let path = results.join(format!("{}.svg", name.text()));

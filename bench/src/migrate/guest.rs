@@ -9,17 +9,33 @@ use pagoda_guest::lines::Line;
 use serde_json::Value;
 use testkit::qmp::Qmp;
 
-use crate::balloon::guest::{Guest, Port, QEMU, Shape, Start};
+use super::network::Network;
+use crate::Setup;
+use crate::balloon::guest::{Guest, Port, Shape, Start};
 use crate::snapshot::{append, time_us};
 
 pub const VM: &str = "bench-migrate";
 /// Each page of the guest's program is as likely to be hit by one of so many writes, in percent of all its pages: with 69 half of the
 /// pages are written (1 - exp(-0.69)).
 const WRITES_PERCENT: f64 = 69.0;
-/// What the link carries of a move.
+/// What a link of 1 Gbit/s carries of a move.
 const LINK_BYTES_PER_S: f64 = 119e6;
+/// Of the files of the image, whose content most of the guest's pages have.
+const CORPUS_MIB: u64 = 8;
 
-/// A guest of this size, three quarters of which have content that does not compress.
+/// What both sides have in common.
+#[derive(Clone, Copy)]
+pub struct Common<'a> {
+    pub setup: &'a Setup,
+    pub network: &'a Network,
+    pub start: &'a Start<'a>,
+    /// QEMU's full path.
+    pub qemu: &'a Path,
+    pub size: Size,
+}
+
+/// A guest of this size. Two thirds are filled by its program: three of four pages with what programs, libraries and text hold, the
+/// fourth with what does not compress. Its kernel has most of the rest.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
     pub memory_mib: u64,
@@ -27,7 +43,7 @@ pub struct Size {
 
 impl Size {
     pub fn work_mib(self) -> u64 {
-        self.memory_mib / 4 * 3
+        self.memory_mib / 3 * 2
     }
 
     pub fn half_mib(self) -> u64 {
@@ -36,17 +52,23 @@ impl Size {
 
     pub fn append(self) -> String {
         // Under TCG beside other work the kernel takes its timer for broken.
-        format!("no_timer_check {}", append(self.work_mib()))
+        format!("no_timer_check pagoda.corpus={CORPUS_MIB} {}", append(self.work_mib()))
     }
 }
 
 /// What was measured of a move.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Moved {
     /// From the request until the guest runs at its destination.
     pub ms: f64,
-    /// The same from when memory began to be sent.
+    /// From the request until all its memory is there.
+    pub whole_ms: f64,
+    /// What half of the faults took at most there for which a page was fetched, in microseconds. 0: it is not known.
+    pub fault_p50_us: f64,
+    /// As `ms`, from when memory began to be sent.
     pub copied_ms: f64,
+    /// When it ran there, microseconds since 1970.
+    pub resumed_us: f64,
     /// From QEMU's event STOP at the source to RESUME at the destination, by one clock.
     pub downtime_ms: f64,
     /// What the source has put on the link for it.
@@ -55,15 +77,22 @@ pub struct Moved {
     pub sent_bytes: u64,
     /// Pages that came from swap and went there at the source, as its engine counts them. Of a peer it is not known.
     pub paged: u64,
+    /// The same at the destination, up to when the guest ran there.
+    pub paged_there: u64,
+    /// Bytes that the source had in swap when it began, and the destination when it ended.
+    pub swapped_bytes: u64,
+    pub swapped_there_bytes: u64,
+    /// How fast the source read its swap, bytes a second. 0: it is not known.
+    pub read_bytes_per_s: f64,
 }
 
 impl Moved {
     pub fn show(&self, what: &str) {
-        let Moved { ms, copied_ms, downtime_ms, link_bytes, sent_bytes, paged } = self;
+        let Moved { ms, copied_ms, downtime_ms, link_bytes, sent_bytes, paged, paged_there, .. } = self;
         let (link, sent) = (link_bytes >> 20, sent_bytes >> 20);
         eprintln!(
             "migrate: {what}: {ms:.0} ms ({copied_ms:.0} of copying), {downtime_ms:.1} ms still, {link} MiB on the link \
-             ({sent} MiB sent), {paged} pages in and out"
+             ({sent} MiB sent), {paged} pages in and out, {paged_there} there"
         );
     }
 }
@@ -93,11 +122,11 @@ impl Control {
         }
     }
 
-    /// Its QEMU has ended. Waits at both ends for what the guest has begun at this one.
+    /// Its QEMU has ended. Waits at both ends for what the guest has begun at this one. Gives what it says of that at the destination.
     ///
     /// # Errors
     /// It found wrong content, or hangs.
-    pub fn end_at(&mut self, destination: &mut Port, text: &str) -> Result<()> {
+    pub fn end_at(&mut self, destination: &mut Port, text: &str) -> Result<Vec<String>> {
         // The reply has come where the guest was then.
         let ended = match self {
             Control::Booted(guest) => guest.end(text),
@@ -105,7 +134,7 @@ impl Control {
         };
         let (lines, bad_pages) = ended.or_else(|_| destination.end(text))?;
         ensure!(bad_pages == 0, "{text}: {lines:#?}");
-        Ok(())
+        Ok(lines)
     }
 }
 
@@ -113,7 +142,8 @@ impl Control {
 ///
 /// # Errors
 /// It does not boot.
-pub fn boot(words: &[String], dir: &Path, size: Size, start: &Start<'_>) -> Result<(Control, Qmp)> {
+pub fn boot(words: &[String], dir: &Path, common: Common<'_>) -> Result<(Control, Qmp)> {
+    let Common { size, start, .. } = common;
     let monitor = monitor_of(dir);
     let _ = std::fs::remove_file(&monitor);
     let more = ["-qmp".to_owned(), format!("unix:{},server=on,wait=off", monitor.display())];
@@ -129,17 +159,9 @@ pub fn monitor_of(dir: &Path) -> PathBuf {
     dir.join(format!("{VM}.monitor"))
 }
 
-/// The full path of QEMU: the other host starts no other one.
-///
-/// # Errors
-/// There is none.
-pub fn qemu() -> Result<PathBuf> {
-    let paths = std::env::var_os("PATH").context("no PATH")?;
-    let found = std::env::split_paths(&paths).map(|dir| dir.join(QEMU)).find(|file| file.is_file());
-    found.with_context(|| format!("find {QEMU}"))
-}
-
 /// A command that rewrites half of the pages in about the time that they need on the link.
+///
+/// On a faster link it is the same: what is written in a shorter time is less.
 ///
 /// The guest knows no pace. But it reads pages between writes, and how many is a setting: this measures how fast it is, and takes the
 /// setting by which the time is right. It can write no slower than once in a hundred pages.

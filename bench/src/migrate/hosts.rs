@@ -10,17 +10,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::counter::{PAGES_IN, PAGES_OUT};
-use pagoda_api::{HostList, MoveOutcome, MoveReply, MoveRequest, MoveStatus, TrustedHost};
+use pagoda_api::{HostList, MoveMode, MoveOutcome, MoveReply, MoveRequest, MoveStatus, TrustedHost, VmInfo};
 use testkit::daemon::Daemon;
 use testkit::image::Images;
 use testkit::qmp::Qmp;
 use testkit::undo::{Guard, Undo, start_ticks_of};
 use testkit::wait;
 
-use super::guest::{Control, Moved, Size, VM, boot, forget_stops, monitor_of, qemu, when};
-use super::network::{ADDRESSES, Network};
-use crate::Setup;
-use crate::balloon::guest::{Port, Start, socket_of};
+use super::guest::{Common, Control, Moved, VM, boot, forget_stops, monitor_of, when};
+use super::leg::Side;
+use super::network::ADDRESSES;
+use super::qemu::LEAD;
+use super::reads::Reads;
+use crate::balloon::guest::{Port, QEMU, socket_of};
 use crate::restore::{END_MAX, epoch_us};
 
 const NAMES: [&str; 2] = ["host1", "host2"];
@@ -29,6 +31,8 @@ const PORT: u16 = 7075;
 const GO: &str = r#"cd "$0" && exec "$@""#;
 /// In a mount namespace of its own: has the first directory at the second's path, goes there and becomes the rest.
 const BECOME: &str = r#"mount --bind "$0" "$1" && cd "$1" && shift && exec "$@""#;
+/// Causes of faults for which pages come from swap, or by the link from where the VM was.
+const FETCHED: &str = "faults_swap";
 /// Between two looks at a move.
 const LOOK: Duration = Duration::from_millis(50);
 /// A move that takes longer hangs.
@@ -51,19 +55,19 @@ pub struct Hosts<'a> {
     // The one that was started last is dropped first.
     other: Host,
     one: Host,
-    network: &'a Network,
+    common: Common<'a>,
     /// How VMs see their directory.
     seen: PathBuf,
     /// What goes before a program on the first host.
     words: Vec<String>,
-    qemu: String,
     _dir: Guard,
 }
 
 impl<'a> Hosts<'a> {
     /// # Errors
     /// A daemon does not start, or they do not reach each other.
-    pub fn start(setup: &Setup, network: &'a Network, images: &Images) -> Result<Hosts<'a>> {
+    pub fn start(common: Common<'a>) -> Result<Hosts<'a>> {
+        let Common { setup, network, start, qemu, .. } = common;
         let parent = setup.dir.canonicalize().context("find the directory of swap files")?;
         let dir = parent.join(format!("migrate-{}", std::process::id()));
         let remove = Guard::new(Undo::Directory { path: dir.clone() })?;
@@ -71,13 +75,13 @@ impl<'a> Hosts<'a> {
         for path in [&seen, &files] {
             fs::create_dir_all(path).with_context(|| format!("make {}", path.display()))?;
         }
-        let (qemu, moves) = (qemu()?, accepts(&seen, images)?);
+        let moves = accepts(&seen, qemu, start.images)?;
         let own = words(&["unshare", "--mount", "--propagation", "private", "sh", "-c", BECOME]);
         let own = [own, vec![shown(&files), shown(&seen)]].concat();
         let one = Host::start(&parent, &dir, 0, network.words(0), &moves, seen.clone())?;
         let other = Host::start(&parent, &dir, 1, [network.words(1), own].concat(), &moves, files)?;
         let words = [network.words(0), words(&["sh", "-c", GO]), vec![shown(&seen)]].concat();
-        let hosts = Hosts { other, one, network, seen, words, qemu: shown(&qemu), _dir: remove };
+        let hosts = Hosts { other, one, common, seen, words, _dir: remove };
         for (who, whom) in [(&hosts.one, &hosts.other), (&hosts.other, &hosts.one)] {
             let HostList { own, .. } = whom.daemon.client().hosts().context("ask a host for its key")?;
             let host = TrustedHost { name: whom.name.to_owned(), key: own.key, address: whom.address.clone() };
@@ -93,11 +97,12 @@ impl<'a> Hosts<'a> {
     ///
     /// # Errors
     /// It does not boot.
-    pub fn boot(&self, size: Size, start: &Start<'_>) -> Result<Vm<'_>> {
-        let run = ["run", "--name", VM, "--", &self.qemu];
+    pub fn boot(&self) -> Result<Vm<'_>> {
+        let qemu = shown(self.common.qemu);
+        let run = ["run", "--name", VM, "--", &qemu];
         let words = [self.words.clone(), self.one.daemon.cli_words()?, words(&run)].concat();
-        let (control, monitor) = boot(&words, &self.seen, size, start)?;
-        Ok(Vm { hosts: self, control, monitor, at: 0, kills: Vec::new() })
+        let (control, monitor) = boot(&words, &self.seen, self.common)?;
+        Ok(Vm { hosts: self, control, monitor, at: 0, half: false, said: Vec::new(), kills: Vec::new() })
     }
 
     fn host(&self, at: usize) -> &Host {
@@ -149,9 +154,18 @@ impl Host {
 
     /// Pages of the VM that came from swap and went there; `None`: it has gone.
     fn paged(&self) -> Option<u64> {
-        let counters = self.daemon.client().vm(VM).ok()?.counters;
-        Some(counters.get(PAGES_IN)? + counters.get(PAGES_OUT)?)
+        paged(&self.daemon.client().vm(VM).ok()?)
     }
+}
+
+/// Of the faults that fetched pages from somewhere, the commonest kind.
+fn fetched_p50_us(vm: &VmInfo) -> f64 {
+    let fetched = vm.latency.iter().filter(|(cause, _)| cause.starts_with(FETCHED)).map(|(_, latency)| latency);
+    fetched.max_by_key(|latency| latency.count).map_or(0.0, |latency| latency.p50_us)
+}
+
+fn paged(vm: &VmInfo) -> Option<u64> {
+    Some(vm.counters.get(PAGES_IN)? + vm.counters.get(PAGES_OUT)?)
 }
 
 /// The VM, wherever it is.
@@ -160,54 +174,72 @@ pub struct Vm<'a> {
     pub control: Control,
     monitor: Qmp,
     at: usize,
+    half: bool,
+    said: Vec<String>,
     /// Of the QEMUs that daemons have started.
     kills: Vec<Guard>,
 }
 
 impl Vm<'_> {
-    /// Moves to the other host, into so much DRAM. It begins to write by the command, if there is one, when its memory begins to be
-    /// sent. It verifies its memory when it is there.
+    /// Moves to the other host, into so much DRAM and in this mode. It begins to write by the command, if there is one, when its memory
+    /// begins to be sent. It does not look at its memory there: `verify` does.
     ///
     /// # Errors
-    /// It does not move, or a page is wrong.
-    pub fn move_into(&mut self, dram_mib: u64, write: Option<&str>) -> Result<Moved> {
+    /// It does not move.
+    pub fn moves(&mut self, dram_mib: u64, mode: MoveMode, write: Option<&str>) -> Result<Moved> {
         self.settle()?;
+        let network = self.hosts.common.network;
         let (from, to) = (self.hosts.host(self.at), self.hosts.host(1 - self.at));
         for left in [socket_of(&to.files, VM), monitor_of(&to.files)] {
             // Of its last stay there.
             let _ = fs::remove_file(left);
         }
         forget_stops(&mut self.monitor)?;
-        let before = from.paged().context("look at the VM's counters")?;
-        let request = MoveRequest { dram: Some(dram_mib << 20), ..MoveRequest::new(to.name) };
-        let on_link = self.hosts.network.sent_bytes(self.at)?;
+        let vm = from.daemon.vm(VM)?;
+        let before = paged(&vm).context("look at the VM's counters")?;
+        let request = MoveRequest { dram: Some(dram_mib << 20), mode, ..MoveRequest::new(to.name) };
+        let on_link = network.sent_bytes(self.at)?;
+        let reads = Reads::of(from.daemon.pid());
+        let is_before = mode == MoveMode::Postcopy;
+        if let Some(write) = write.filter(|_| is_before) {
+            // QEMU has to have given it to the guest: what is in the serial port does not go over.
+            self.control.begin(write)?;
+            std::thread::sleep(LEAD);
+        }
         let began_us = epoch_us()?;
         let reply = from.daemon.client().move_vm(VM, &request).context("begin the move")?;
         let copying_us = epoch_us()?;
         ensure!(matches!(reply, MoveReply::Begun(_)), "{reply:?}");
-        if let Some(write) = write {
+        if let Some(write) = write.filter(|_| !is_before) {
             self.control.begin(write)?;
         }
         // QEMU waits for its state there. What the guest says later than that comes by this port.
         let mut monitor = Qmp::connect(&monitor_of(&to.files))?;
         let mut port = Port::of(UnixStream::connect(socket_of(&to.files, VM)).context("connect to the guest")?)?;
         self.kills.extend(self.hosts.kills()?);
-        let (status, after) = follow(from, before)?;
-        let link_bytes = self.hosts.network.sent_bytes(self.at)? - on_link;
+        let (status, after, there) = follow((from, to), before)?;
+        let whole_us = epoch_us()?;
+        let link_bytes = network.sent_bytes(self.at)? - on_link;
+        let now_there = to.daemon.vm(VM)?;
         let resumed_us = when(&mut monitor, "RESUME")?;
         let stopped_us = when(&mut self.monitor, "STOP")?;
-        if let Some(write) = write {
-            self.control.end_at(&mut port, write)?;
-        }
-        port.command("verify").context("its memory is right")?;
+        self.said = write.map(|write| self.control.end_at(&mut port, write)).transpose()?.unwrap_or_default();
         (self.control, self.monitor, self.at) = (Control::Moved(port), monitor, 1 - self.at);
+        self.half = dram_mib < self.hosts.common.size.memory_mib;
         Ok(Moved {
             ms: (resumed_us - began_us) / 1e3,
             copied_ms: (resumed_us - copying_us) / 1e3,
+            resumed_us,
+            whole_ms: (whole_us - began_us) / 1e3,
+            fault_p50_us: fetched_p50_us(&now_there),
             downtime_ms: (resumed_us - stopped_us) / 1e3,
             link_bytes,
             sent_bytes: status.sent_bytes,
             paged: after - before,
+            paged_there: there.iter().rev().find(|(at_us, _)| *at_us <= resumed_us).map_or(0, |(_, paged)| *paged),
+            swapped_bytes: vm.swapped_bytes,
+            swapped_there_bytes: now_there.swapped_bytes,
+            read_bytes_per_s: reads.end(),
         })
     }
 
@@ -236,15 +268,46 @@ impl Vm<'_> {
     }
 }
 
-/// How a move has ended, and the counters of the source when the VM was last seen there.
-fn follow(from: &Host, before: u64) -> Result<(MoveStatus, u64)> {
-    let (began, mut paged) = (Instant::now(), before);
+impl Side for Vm<'_> {
+    const NAME: &'static str = "ours";
+
+    fn control(&mut self) -> &mut Control {
+        &mut self.control
+    }
+
+    fn is_half(&self) -> bool {
+        self.half
+    }
+
+    fn said(&self) -> &[String] {
+        &self.said
+    }
+
+    fn only_move(&mut self, half: bool, write: Option<&str>) -> Result<Moved> {
+        let size = self.hosts.common.size;
+        let dram_mib = if half { size.half_mib() } else { size.memory_mib };
+        self.moves(dram_mib, MoveMode::Precopy, write)
+    }
+
+    fn postcopy(&mut self, command: &str) -> Result<Moved> {
+        self.moves(self.hosts.common.size.memory_mib, MoveMode::Postcopy, Some(command))
+    }
+}
+
+/// How a move has ended, the counter of the source when the VM was last seen there, and that of the destination by time.
+type Followed = (MoveStatus, u64, Vec<(f64, u64)>);
+
+fn follow((from, to): (&Host, &Host), before: u64) -> Result<Followed> {
+    let (began, mut paged, mut there) = (Instant::now(), before, Vec::new());
     loop {
         paged = from.paged().unwrap_or(paged);
+        if let Some(paged) = to.paged() {
+            there.push((epoch_us()?, paged));
+        }
         let status = from.daemon.client().move_of(VM).context("look at the move")?;
         if status.is_over() {
             ensure!(status.outcome == MoveOutcome::Moved, "{status:?}");
-            return Ok((status, paged));
+            return Ok((status, paged, there));
         }
         ensure!(began.elapsed() < MOVE_MAX, "the move does not end: {status:?}");
         std::thread::sleep(LOOK);
@@ -252,9 +315,10 @@ fn follow(from: &Host, before: u64) -> Result<(MoveStatus, u64)> {
 }
 
 /// The section `[moves]` of both hosts.
-fn accepts(seen: &Path, images: &Images) -> Result<String> {
-    let qemu = qemu()?;
-    let programs = [qemu.clone(), qemu.canonicalize().context("look at QEMU")?];
+fn accepts(seen: &Path, qemu: &Path, images: &Images) -> Result<String> {
+    // What scripts/install-deps.sh unpacks is a script that becomes the program below it.
+    let unpacked = qemu.with_file_name("usr").join("bin").join(QEMU);
+    let programs = [qemu.to_owned(), qemu.canonicalize().context("look at QEMU")?, unpacked];
     let dir = |file: &Path| file.parent().map(Path::to_owned).context("the directory of an image");
     let paths = [seen.to_owned(), dir(&images.kernel)?, dir(&images.initrd)?];
     Ok(format!("accept = true\nprograms = {programs:?}\nusers = [\"root\"]\npaths = {paths:?}"))

@@ -1,4 +1,4 @@
-//! Two hosts: network namespaces with a link of 1 Gbit/s between them, gone with this value.
+//! Two hosts: network namespaces with a link between them, gone with this value.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -10,13 +10,13 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 use testkit::undo::{Guard, Undo};
 
+use super::options::Speed;
+
 /// Addresses of the hosts.
 pub const ADDRESSES: [&str; 2] = ["10.77.2.1", "10.77.2.2"];
 const NAMESPACES: [&str; 2] = ["pagoda-bench-host1", "pagoda-bench-host2"];
 /// Its name at either end.
 const DEVICE: &str = "bench0";
-/// As `tc` understands it, in either direction. TCP has some 119 MB/s of that.
-const RATE: &str = "1gbit";
 /// What a sender hands over at once has up to 64 KiB and its headers. A smaller bucket would have the kernel cut it on the CPU, which a
 /// network card does by itself.
 const BURST: &str = "256k";
@@ -31,7 +31,7 @@ pub struct Network {
 impl Network {
     /// # Errors
     /// Not root, or a kernel without veth or tbf.
-    pub fn new() -> Result<Network> {
+    pub fn new(speed: Speed) -> Result<Network> {
         let undo = |name: &str| Undo::Namespace { name: name.to_owned() };
         let ends = [Guard::new(undo(NAMESPACES[0]))?, Guard::new(undo(NAMESPACES[1]))?];
         for name in NAMESPACES {
@@ -45,9 +45,11 @@ impl Network {
             run("ip", &["-n", name, "addr", "add", &format!("{address}/24"), "dev", DEVICE])?;
             run("ip", &["-n", name, "link", "set", "lo", "up"])?;
             run("ip", &["-n", name, "link", "set", DEVICE, "up"])?;
-            let shape =
-                ["qdisc", "add", "dev", DEVICE, "root", "tbf", "rate", RATE, "burst", BURST, "latency", LATENCY];
-            run("tc", &[&["-n", name], &shape[..]].concat())?;
+            if let Some(rate) = speed.rate() {
+                let shape =
+                    ["qdisc", "add", "dev", DEVICE, "root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY];
+                run("tc", &[&["-n", name], &shape[..]].concat())?;
+            }
         }
         Ok(Network { _ends: ends })
     }

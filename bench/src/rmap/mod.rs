@@ -106,6 +106,15 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     Ok((report, svg::bar_chart(&chart)))
 }
 
+/// What a page read takes, spinning, p50 in microseconds: other benches compare with it.
+///
+/// # Errors
+/// Not root; a page was wrong or did not come.
+pub fn read_us(setup: &Setup) -> Result<f64> {
+    let reads = if setup.quick { READS / 4 } else { READS };
+    Pool::start(&Ethernet::new()?, true)?.latency_us(reads)
+}
+
 impl Side {
     fn latency(&mut self, spin: bool) -> &mut Vec<f64> {
         if spin { &mut self.spin_us } else { &mut self.block_us }

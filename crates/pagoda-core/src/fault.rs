@@ -19,6 +19,9 @@
 //! Of a *borrowed* chunk none of these is true: the VMM reads it in a template, and what it has written there is *private*
 //! (`borrow.rs`).
 //!
+//! Of a VM that runs before all its pages have come from another host, some in swap are *missing*: a read of one may take long. It
+//! is begun for a fault on that page alone, and no other read has the page in it.
+//!
 //! A clean page is mapped write-protected or not at all; its first write is a fault that ends its cleanness. So is a *frozen*
 //! page, whose content an image owns (`image.rs`).
 //!
@@ -53,6 +56,7 @@ mod complete;
 mod curve;
 mod discard;
 mod headroom;
+mod heat;
 mod image;
 mod machine;
 mod map;
@@ -70,6 +74,7 @@ pub use action::{
     Access, Action, Actions, Event, FaultKind, Found, IoError, Now, OpId, Pages, Refusal, Served, Source, Stall,
 };
 pub use headroom::{headroom_at, headroom_max, page_out_leaves};
+pub use heat::ChunkOrder;
 pub use machine::{Config, Machine, PageInPolicy, Replacement};
 pub use ops::{FILLS_MAX, KEEPS_MAX, OPS_MAX, OUTS_MAX, OWNS_MAX, ZAP_BATCH};
 pub use state::share::Sharing;

@@ -10,7 +10,7 @@ use crate::units::{AttemptId, RoundNo};
 use crate::wire::Malformed;
 use crate::wire::control::MapPart;
 use crate::wire::data::stream_of;
-use crate::wire::limits::{STATE_MAX, STREAMS_MAX};
+use crate::wire::limits::{MAP_CHUNKS_MAX, STATE_MAX, STREAMS_MAX};
 
 #[derive(Clone, Debug)]
 pub struct Arrival {
@@ -22,6 +22,8 @@ pub struct Arrival {
     rounds: u32,
     missing: PageMap,
     map_is_whole: bool,
+    /// Of a VM whose remote tier is handed over: the pages that are there, and whether all of these have been named.
+    remote: Option<(PageMap, bool)>,
     state: Vec<u8>,
     end: Option<(Bytes, RoundNo)>,
 }
@@ -36,9 +38,17 @@ impl Arrival {
             rounds: 0,
             missing: PageMap::empty(pages),
             map_is_whole: false,
+            remote: None,
             state: Vec::new(),
             end: None,
         }
+    }
+
+    /// Its remote tier is handed over: the map of what is there belongs to what it needs to run.
+    #[must_use]
+    pub fn with_remote_tier(mut self) -> Arrival {
+        self.remote = Some((PageMap::empty(self.missing.pages()), false));
+        self
     }
 
     /// A later connection: its streams are not open, and map and state are sent again.
@@ -55,6 +65,11 @@ impl Arrival {
         let place = self.streams.get_mut(usize::from(stream)).ok_or(Malformed("stream"))?;
         *place = (attempt == self.attempt).then_some((round, false));
         Ok(())
+    }
+
+    /// What comes by this stream is of the attempt: it was opened for it on this connection.
+    pub fn is_open(&self, stream: u16) -> bool {
+        self.streams.get(usize::from(stream)).is_some_and(Option::is_some)
     }
 
     /// Whether a run that has come by this stream is one of the attempt's.
@@ -110,6 +125,25 @@ impl Arrival {
         Ok(())
     }
 
+    /// A part of the map of what is in the remote tier. The first part after a whole one begins another.
+    ///
+    /// # Errors
+    /// No tier is handed over; it has pages that the VM does not have.
+    pub fn remote_map(&mut self, part: &MapPart) -> Result<(), Malformed> {
+        let (map, is_whole) = self.remote.as_mut().ok_or(Malformed("a remote tier that was not offered"))?;
+        if *is_whole {
+            map.take();
+        }
+        add_part(map, part)?;
+        *is_whole = part.last;
+        Ok(())
+    }
+
+    /// What is in the remote tier, wherever else it was before; nothing if none is handed over.
+    pub fn remote(&self) -> Option<&PageMap> {
+        self.remote.as_ref().map(|(map, _)| map)
+    }
+
     /// A part of the device state. What does not follow the part before is not taken in.
     ///
     /// # Errors
@@ -133,12 +167,17 @@ impl Arrival {
     /// The state, and what will be missing, if all is here.
     pub fn all(&self) -> Option<(&[u8], &PageMap)> {
         let (total, round) = self.end?;
-        let is_here = self.map_is_whole && total.0 == self.state.len() as u64 && self.rounds > round.0;
+        let has_maps = self.map_is_whole && self.remote.as_ref().is_none_or(|(_, is_whole)| *is_whole);
+        let is_here = has_maps && total.0 == self.state.len() as u64 && self.rounds > round.0;
         is_here.then_some((&self.state[..], &self.missing))
     }
 
     fn restart_map(&mut self) {
         self.missing.take();
+        if let Some((map, is_whole)) = &mut self.remote {
+            map.take();
+            *is_whole = false;
+        }
         self.state.clear();
         (self.map_is_whole, self.end) = (false, None);
     }
@@ -157,6 +196,18 @@ pub fn add_part(map: &mut PageMap, part: &MapPart) -> Result<(), Malformed> {
         map.insert_in(*chunk, *pages);
     }
     Ok(())
+}
+
+/// A map in as many frames as it needs: at least one, and only the last one says that it is.
+pub fn map_parts(map: &PageMap) -> Vec<MapPart> {
+    let filled: Vec<_> = map.filled().collect();
+    let mut parts: Vec<MapPart> =
+        filled.chunks(MAP_CHUNKS_MAX).map(|chunks| MapPart { chunks: chunks.to_vec(), last: false }).collect();
+    match parts.last_mut() {
+        Some(part) => part.last = true,
+        None => parts.push(MapPart { chunks: Vec::new(), last: true }),
+    }
+    parts
 }
 
 #[cfg(test)]
@@ -229,6 +280,30 @@ mod tests {
     }
 
     #[test]
+    fn a_remote_tier_that_is_handed_over_comes_with_its_map() {
+        let mut arrival = arrival().with_remote_tier();
+        arrival.missing(&MapPart { chunks: Vec::new(), last: true }).unwrap();
+        arrival.remote_map(&part(0, PageSet::single(3), false)).unwrap();
+        for stream in [0, 1] {
+            arrival.end_round(stream, RoundNo(0)).unwrap();
+        }
+        arrival.end_state(Bytes(0), RoundNo(0));
+        assert!(arrival.all().is_none(), "half of its map");
+        arrival.remote_map(&part(1, PageSet::single(4), true)).unwrap();
+        assert!(arrival.all().is_some());
+        assert_eq!(arrival.remote().map(PageMap::count), Some(PageCount(2)));
+        assert!(arrival.remote_map(&part(1, PageSet::single(44), true)).is_err());
+        // Sent again after a cut.
+        arrival.connect();
+        arrival.missing(&MapPart { chunks: Vec::new(), last: true }).unwrap();
+        arrival.end_state(Bytes(0), RoundNo(0));
+        assert!(arrival.all().is_none());
+        arrival.remote_map(&MapPart { chunks: Vec::new(), last: true }).unwrap();
+        assert!(arrival.all().is_some());
+        assert_eq!(arrival.remote().map(PageMap::count), Some(PageCount(0)));
+    }
+
+    #[test]
     fn what_no_source_sends_is_refused() {
         let mut arrival = arrival();
         assert_eq!(arrival.open(ATTEMPT, 2, RoundNo(0)), Err(Malformed("stream")));
@@ -237,8 +312,18 @@ mod tests {
         assert_eq!(arrival.counts(0, run(1, 0, 1)), Err(Malformed("pages by another stream than theirs")));
         assert!(arrival.missing(&part(1, PageSet::single(44), true)).is_err());
         assert!(arrival.missing(&part(1 << 20, PageSet::single(0), true)).is_err());
+        assert!(arrival.remote_map(&part(0, PageSet::single(0), true)).is_err(), "not offered");
         let much = vec![0; STATE_MAX.as_usize()];
         arrival.state(Bytes(0), &much).unwrap();
         assert_eq!(arrival.state(STATE_MAX, &[0]), Err(Malformed("size of the state")));
+    }
+
+    #[test]
+    fn a_map_goes_in_as_many_frames_as_it_needs() {
+        let last = |parts: &[MapPart]| parts.iter().map(|part| (part.chunks.len(), part.last)).collect::<Vec<_>>();
+        assert_eq!(last(&map_parts(&PageMap::empty(PageCount(512)))), [(0, true)]);
+        let of = |chunks: u64| map_parts(&PageMap::full(PageCount(chunks * 256)));
+        assert_eq!(last(&of(1024)), [(1024, true)]);
+        assert_eq!(last(&of(1025)), [(1024, false), (1, true)]);
     }
 }

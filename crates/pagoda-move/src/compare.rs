@@ -107,6 +107,7 @@ fn names(capabilities: Capabilities) -> String {
     let known = [
         (Capabilities::LZ4, "LZ4"),
         (Capabilities::POSTCOPY, "post-copy"),
+        (Capabilities::REMOTE_TIER, "remote tiers that are handed over"),
         (Capabilities::ARBITER, "an arbiter of owners (etcd)"),
     ];
     let named: Vec<&str> = known.iter().filter(|(bit, _)| capabilities.has(*bit)).map(|(_, name)| *name).collect();

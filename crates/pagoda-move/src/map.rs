@@ -82,6 +82,14 @@ impl PageMap {
         other.filled().for_each(|(chunk, pages)| self.remove_in(chunk, pages));
     }
 
+    /// Removes what the other has not.
+    pub fn retain(&mut self, other: &PageMap) {
+        assert_eq!(self.pages, other.pages, "maps of two VMs");
+        for chunk in self.pages.chunks_ceil().iter() {
+            self.put(chunk, self.chunk(chunk) & other.chunk(chunk));
+        }
+    }
+
     /// The set, which is empty afterwards.
     pub fn take(&mut self) -> PageMap {
         std::mem::replace(self, PageMap::empty(self.pages))

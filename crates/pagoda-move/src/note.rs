@@ -5,12 +5,15 @@
 //! | 0..4 | `PMVN` |
 //! | 4 | version: 1 |
 //! | 5 | kind: 1 owned, 2 given, 3 incoming, 4 accepted, 5 refused |
-//! | 6 | what decides: 0 the grant, 1 the arbiter, 2 the arbiter, whom the source has asked for the VM |
+//! | 6 | of kinds 2 and 4, what decides: 0 the grant, 1 the arbiter, 2 the arbiter, whom the source has asked for the VM. Of kind 1, what the attempt was: 0 none, 1 the VM came by it, 2 it was offered by it, 3 it came back from it |
 //! | 7 | 0 |
-//! | 8..16 | attempt; 0 for kind 1 |
-//! | 16..24 | generation |
+//! | 8..16 | attempt; 0 if there is none |
+//! | 16..24 | generation that the attempt offered; at which the VM is owned, if there is none |
 //! | 24..32 | 0 |
-//! | 32..64 | key of the other host; zeros for kind 1 |
+//! | 32..64 | key of the other host; zeros if there is none |
+//!
+//! A VM that is owned tells of the last attempt by which another host may have it or may take it to be here. What that host says of this
+//! attempt later is answered by it, and nothing that any host says of another one: VMs of one name may be different ones.
 //!
 //! The length never changes, so a disk that becomes full does not keep a note from being replaced in its place.
 
@@ -52,10 +55,45 @@ pub struct Offered {
     pub generation: Generation,
 }
 
+/// A VM that is this host's: at which generation, and the last attempt by which another host has a word to say of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owned {
+    /// None.
+    Alone(Generation),
+    /// It came by this one, and is owned at its generation.
+    Came(Offered),
+    /// It was offered by this one, and is owned at the generation before. Its destination may have all of it, and run it there by the
+    /// word of an operator.
+    Offered(Offered),
+    /// It came back from this one, and is owned at the generation after.
+    Back(Offered),
+}
+
+impl Owned {
+    /// At which the VM is owned.
+    pub const fn generation(self) -> Generation {
+        match self {
+            Owned::Alone(generation) => generation,
+            Owned::Came(offered) => offered.generation,
+            // A note with 0 is read by nobody.
+            Owned::Offered(offered) => Generation(offered.generation.0.saturating_sub(1)),
+            Owned::Back(offered) => offered.generation.next(),
+        }
+    }
+
+    /// The attempt that it tells of.
+    pub const fn offered(self) -> Option<Offered> {
+        match self {
+            Owned::Alone(_) => None,
+            Owned::Came(offered) | Owned::Offered(offered) | Owned::Back(offered) => Some(offered),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// The VM is this host's, at this generation, and no other host has a word to say.
-    Owned(Generation),
+    /// The VM is this host's.
+    Owned(Owned),
     /// By the source, before the grant. This host does not run the VM without the other's refusal, or the arbiter's word.
     Given(Offered, Decision),
     /// By the destination, before it reserves anything: what a daemon that starts finds of it is removed.
@@ -70,7 +108,10 @@ impl Note {
     pub fn encode(self) -> [u8; NOTE_SIZE] {
         const NONE: Offered = Offered { attempt: AttemptId(0), peer: HostKey([0; 32]), generation: Generation(0) };
         let (kind, decision, offered) = match self {
-            Note::Owned(generation) => (1, 0, Offered { generation, ..NONE }),
+            Note::Owned(Owned::Alone(generation)) => (1, 0, Offered { generation, ..NONE }),
+            Note::Owned(Owned::Came(offered)) => (1, 1, offered),
+            Note::Owned(Owned::Offered(offered)) => (1, 2, offered),
+            Note::Owned(Owned::Back(offered)) => (1, 3, offered),
             Note::Given(offered, Decision::Grant) => (2, 0, offered),
             Note::Given(offered, Decision::Arbiter) => (2, 1, offered),
             Note::Given(offered, Decision::TakingBack) => (2, 2, offered),
@@ -98,7 +139,10 @@ impl Note {
         let peer = HostKey(std::array::from_fn(|index| bytes[32 + index]));
         let offered = Offered { attempt: AttemptId(number(8)), peer, generation: Generation(number(16)) };
         let note = match bytes[5..7] {
-            [1, 0] => Note::Owned(offered.generation),
+            [1, 0] => Note::Owned(Owned::Alone(offered.generation)),
+            [1, 1] => Note::Owned(Owned::Came(offered)),
+            [1, 2] => Note::Owned(Owned::Offered(offered)),
+            [1, 3] => Note::Owned(Owned::Back(offered)),
             [2, 0] => Note::Given(offered, Decision::Grant),
             [2, 1] => Note::Given(offered, Decision::Arbiter),
             [2, 2] => Note::Given(offered, Decision::TakingBack),
@@ -109,8 +153,17 @@ impl Note {
             _ => return Err(Malformed("kind of a note")),
         };
         // Whatever is reserved is zero, and an attempt is there where one belongs.
-        let has_attempt = offered.attempt.0 != 0 || matches!(note, Note::Owned(_));
-        if note.encode() == bytes && has_attempt { Ok(note) } else { Err(Malformed("reserved bytes of a note")) }
+        let has_attempt = offered.attempt.0 != 0 || matches!(note, Note::Owned(Owned::Alone(_)));
+        // There is a generation before the one that was offered, and one after it.
+        let is_between = match note {
+            Note::Owned(owned) if owned.offered().is_some() => (1..u64::MAX).contains(&offered.generation.0),
+            _ => true,
+        };
+        if note.encode() == bytes && has_attempt && is_between {
+            Ok(note)
+        } else {
+            Err(Malformed("reserved bytes of a note"))
+        }
     }
 }
 
@@ -129,7 +182,11 @@ mod tests {
             assert_eq!((&bytes[..head.len()], &bytes[32..]), (head, rest), "{note:?}");
             assert_eq!(Note::decode(bytes), Ok(note));
         };
-        check(Note::Owned(Generation(7)), b"PMVN\x01\x01\0\0\0\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0", &[0; 32]);
+        check(
+            Note::Owned(Owned::Alone(Generation(7))),
+            b"PMVN\x01\x01\0\0\0\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0",
+            &[0; 32],
+        );
         let notes = [
             (Note::Given(OFFERED, Decision::Grant), b"\x02\0"),
             (Note::Given(OFFERED, Decision::Arbiter), b"\x02\x01"),
@@ -138,11 +195,23 @@ mod tests {
             (Note::Accepted(OFFERED, DecidedBy::Grant), b"\x04\0"),
             (Note::Accepted(OFFERED, DecidedBy::Arbiter), b"\x04\x01"),
             (Note::Refused(OFFERED), b"\x05\0"),
+            (Note::Owned(Owned::Came(OFFERED)), b"\x01\x01"),
+            (Note::Owned(Owned::Offered(OFFERED)), b"\x01\x02"),
+            (Note::Owned(Owned::Back(OFFERED)), b"\x01\x03"),
         ];
         for (note, kind) in notes {
             let head = [b"PMVN\x01", &kind[..], b"\0\x88\x77\x66\x55\x44\x33\x22\x11\x09\0\0\0\0\0\0\0"].concat();
             check(note, &head, &[0xab; 32]);
         }
+    }
+
+    #[test]
+    fn a_vm_is_owned_around_the_generation_of_its_attempt() {
+        let check = |owned: Owned, generation| assert_eq!(owned.generation(), Generation(generation), "{owned:?}");
+        check(Owned::Alone(Generation(4)), 4);
+        check(Owned::Offered(OFFERED), 8);
+        check(Owned::Came(OFFERED), 9);
+        check(Owned::Back(OFFERED), 10);
     }
 
     #[test]
@@ -155,6 +224,17 @@ mod tests {
         }
         let mut bytes = good;
         bytes[8..16].fill(0);
+        assert!(Note::decode(bytes).is_err());
+        for owned in [Owned::Came(OFFERED), Owned::Offered(OFFERED), Owned::Back(OFFERED)] {
+            for generation in [0, u64::MAX] {
+                let mut bytes = Note::Owned(owned).encode();
+                bytes[16..24].copy_from_slice(&u64::to_le_bytes(generation));
+                assert!(Note::decode(bytes).is_err(), "{owned:?} {generation}");
+            }
+        }
+        // A VM that no attempt has a word about has no peer.
+        let mut bytes = Note::Owned(Owned::Came(OFFERED)).encode();
+        bytes[6] = 0;
         assert!(Note::decode(bytes).is_err());
     }
 

@@ -21,9 +21,9 @@ use pagoda_core::units::{Bytes, ChunkIdx, PageCount};
 use crate::map::PageMap;
 use crate::units::{Moment, Rate, RoundNo};
 use estimate::{Estimate, RoundFacts};
-use pace::Pace;
 use pages::Pages;
 
+pub use pace::Pace;
 pub use pages::IoEpoch;
 pub use progress::{Phase, Progress, Waits};
 pub use settings::{
@@ -42,8 +42,12 @@ pub struct Rounds {
     began: Moment,
     round_began: Moment,
     round_sent: Bytes,
+    /// By how much compression has made the round smaller.
+    round_saved: Bytes,
     round_written: PageCount,
     sent: Bytes,
+    spared: Bytes,
+    saved: Bytes,
     slowing: Slowing,
     estimate: Estimate,
 }
@@ -70,8 +74,11 @@ impl Rounds {
             began: now,
             round_began: now,
             round_sent: Bytes::ZERO,
+            round_saved: Bytes::ZERO,
             round_written: PageCount::ZERO,
             sent: Bytes::ZERO,
+            spared: Bytes::ZERO,
+            saved: Bytes::ZERO,
             slowing: Slowing::NONE,
             estimate: Estimate::new(rate),
         }
@@ -113,6 +120,19 @@ impl Rounds {
 
     /// So many bytes of this round were named instead of sent, such as zeros. They say nothing of the link.
     pub fn spare(&mut self, bytes: Bytes) {
+        self.spared += bytes;
+        self.take_back(bytes);
+    }
+
+    /// Compression has made what was sent of this round smaller by so many bytes.
+    pub fn save(&mut self, bytes: Bytes) {
+        self.saved += bytes;
+        self.round_saved += bytes;
+        self.take_back(bytes);
+    }
+
+    /// So many bytes that count as sent did not go over the link.
+    fn take_back(&mut self, bytes: Bytes) {
         self.sent = Bytes(self.sent.0.saturating_sub(bytes.0));
         self.pace.give_back(bytes);
         self.round_sent = Bytes(self.round_sent.0.saturating_sub(bytes.0));
@@ -126,7 +146,7 @@ impl Rounds {
     /// Ends the round: its end is sent behind its pages.
     pub fn end_round(&mut self, now: Moment) -> RoundNo {
         let ended = self.round;
-        self.estimate.sent(self.round_sent, now.since(self.round_began));
+        self.estimate.sent(self.round_sent, self.round_saved, now.since(self.round_began));
         self.pages.end_round();
         self.round = ended.next();
         ended
@@ -194,6 +214,13 @@ impl Rounds {
         }
     }
 
+    /// Of a VM of which nothing was sent, which goes over without its pages: all others than these are zeros, which its destination
+    /// has already.
+    pub fn leave_out_zeros(&mut self, holding: &PageMap) {
+        assert_eq!((self.settings.mode, self.sent), (Mode::Postcopy, Bytes::ZERO), "the destination has pages already");
+        self.pages.keep_missing(holding);
+    }
+
     /// Pages that the destination does not get before it runs. Empty unless the VM goes over with pages missing.
     pub fn missing(&self) -> &PageMap {
         self.pages.missing()
@@ -209,6 +236,8 @@ impl Rounds {
             phase: self.phase,
             round: self.round,
             sent: self.sent,
+            spared: self.spared,
+            saved: self.saved,
             left: self.pages.left(),
             rate: self.estimate.rate(),
             written_rate: self.estimate.written_rate(),
@@ -236,7 +265,7 @@ impl Rounds {
 
     /// None if nothing is known of the link.
     fn expected_downtime(&self) -> Option<Duration> {
-        let pages = self.estimate.rate()?.time_ceil(self.pages.left().bytes())?;
+        let pages = self.estimate.page_rate()?.time_ceil(self.pages.left().bytes())?;
         Some(self.settings.stop_cost.saturating_add(pages))
     }
 
@@ -284,6 +313,7 @@ impl Rounds {
     fn begin_round(&mut self, now: Moment) {
         self.round_began = now;
         self.round_sent = Bytes::ZERO;
+        self.round_saved = Bytes::ZERO;
         self.round_written = PageCount::ZERO;
         self.pages.begin_round();
     }

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use pagoda_move::note::{Decision, Note, Offered};
+use pagoda_move::note::{Decision, Note, Offered, Owned};
 use pagoda_move::owner::{
     Action, Answer, Destination, DestinationEvent, End, NO_ARBITER_AFTER, Qemu, RETRY_EVERY, Recovered, Registered,
-    Source, SourceEvent, TAKE_BACK_AFTER, answer, recover,
+    Source, SourceEvent, TAKE_BACK_AFTER, answer, recover, settled_by,
 };
-use pagoda_move::units::{AttemptId, Generation, HostKey, Moment};
+use pagoda_move::units::{AttemptId, ConnectionNo, Generation, HostKey, Moment};
 use pagoda_move::wire::Control;
 use pagoda_move::wire::control::{DecidedBy, Holding, Verdict};
+use pagoda_move::wire::offer::{Capabilities, Hello};
 
 const HOME: HostKey = HostKey([1; 32]);
 const AWAY: HostKey = HostKey([2; 32]);
@@ -104,6 +105,7 @@ fn settled(generation: Generation, verdict: Verdict) -> Control {
 }
 
 const STARTED: Control = Control::Started { attempt: ATTEMPT, generation: OFFERED };
+const WHOLE: Control = Control::Whole { attempt: ATTEMPT };
 const REFUSAL: Control = Control::Refusal { attempt: ATTEMPT, generation: OFFERED };
 
 #[test]
@@ -112,18 +114,35 @@ fn an_operator_gives_a_vm_back_to_its_source_and_a_destination_that_returns_ends
     source.after(Duration::from_secs(3600));
     assert!(!source.wants(&Action::Run));
     source.take(SourceEvent::Resolve);
-    assert!(source.wants(&Action::Run) && source.wants(&Action::Write(Some(Note::Owned(BACK)))));
+    assert!(source.wants(&Action::Run) && source.wants(&Action::Write(Some(Note::Owned(Owned::Back(offered(AWAY)))))));
     source.take(SourceEvent::Written(true));
     assert!(source.wants(&Action::End(End::CameBack)));
 
     let mut destination = Rig::ready(false);
     destination.take(DestinationEvent::Message(&grant(DecidedBy::Grant))).take(DestinationEvent::Written(true));
     assert!(destination.wants(&Action::Run) && destination.sends(STARTED));
-    let Answer::Send(said) = answer(Some(Note::Owned(BACK)), AWAY, &STARTED) else { panic!("nothing is said") };
+    let Answer::Send(said) = answer(Some(Note::Owned(Owned::Back(offered(AWAY)))), AWAY, &STARTED) else {
+        panic!("nothing is said")
+    };
     assert_eq!(said, settled(BACK, Verdict::Mine));
     destination.take(DestinationEvent::Message(&said));
     assert_eq!(destination.actions, [Action::Discard, Action::Write(None)]);
     assert!(destination.take(DestinationEvent::Written(true)).wants(&Action::End(End::Superseded)));
+}
+
+#[test]
+fn a_vm_whose_qemu_had_ended_before_it_was_let_run_goes_back() {
+    let mut destination = Rig::ready(false);
+    destination.take(DestinationEvent::Message(&grant(DecidedBy::Grant))).take(DestinationEvent::Written(true));
+    assert!(destination.wants(&Action::Run));
+    assert!(destination.take(DestinationEvent::NeverRan).wants(&Action::Write(Some(Note::Refused(offered(HOME))))));
+    assert!(destination.take(DestinationEvent::Written(true)).wants(&Action::Discard));
+    assert!(destination.wants(&Action::Send(REFUSAL)));
+    // While the note that accepts it is on its way: the same.
+    let mut destination = Rig::ready(false);
+    destination.take(DestinationEvent::Message(&grant(DecidedBy::Grant))).take(DestinationEvent::QemuDied);
+    destination.take(DestinationEvent::Written(true));
+    assert!(!destination.wants(&Action::Run) && destination.wants(&Action::Write(Some(Note::Refused(offered(HOME))))));
 }
 
 #[test]
@@ -132,14 +151,130 @@ fn an_operator_lets_a_destination_that_has_all_take_over() {
     destination.take(DestinationEvent::Resolve);
     assert_eq!(destination.actions, [Action::Write(Some(Note::Accepted(offered(HOME), DecidedBy::Grant)))]);
     assert!(destination.take(DestinationEvent::Written(true)).wants(&Action::Run));
-    // The source comes back, with the VM.
-    assert_eq!(answer(Some(Note::Owned(OWN)), AWAY, &STARTED), Answer::Superseded(OFFERED));
     let mut source = Rig::noting(false);
     source.take(SourceEvent::Message(&STARTED));
-    assert!(source.wants(&Action::Discard));
-    // Its source had all the pages that it lacks.
+    // Its note is on its way already. Nothing lets the VM run here any more.
+    source.take(SourceEvent::Written(false)).take(SourceEvent::Cancel).after(Duration::from_secs(10));
+    assert_eq!(source.actions, [Action::Write(Some(Note::Given(offered(AWAY), Decision::Grant)))]);
+    source.take(SourceEvent::Written(true)).take(SourceEvent::Message(&STARTED));
+    assert!(source.machine.serves() && !source.wants(&Action::Discard), "it may need pages");
+    assert!(source.take(SourceEvent::Message(&WHOLE)).wants(&Action::Discard));
+    assert!(source.take(SourceEvent::Written(true)).wants(&Action::End(End::Superseded)));
+    // Its source had all the pages that it lacks, and may run it: it does not hear that all is here.
+    assert!(destination.take(DestinationEvent::Resolve).wants(&Action::Discard));
+    destination.take(DestinationEvent::QemuDied);
+    assert!(!destination.wants(&Action::Send(WHOLE)) && destination.wants(&Action::Send(STARTED)));
     destination.take(DestinationEvent::Resolve).take(DestinationEvent::Written(true));
     assert!(destination.wants(&Action::End(End::Lost)));
+}
+
+#[test]
+fn a_source_that_comes_back_with_a_vm_that_an_operator_took_over_gives_it_away_and_ends_it() {
+    let note = Some(Note::Owned(Owned::Offered(offered(AWAY))));
+    // As long as the destination lacks pages it is of no use.
+    assert_eq!(answer(note, AWAY, &STARTED), Answer::Nothing);
+    assert_eq!(answer(note, AWAY, &WHOLE), Answer::Superseded(offered(AWAY)));
+
+    let superseded = || {
+        let machine = Source::supersede(HOME, offered(AWAY), Moment::default());
+        Rig { machine, now: Moment::default(), actions: Vec::new() }
+    };
+    let mut source = superseded();
+    source.take(SourceEvent::LinkUp);
+    assert!(source.sends(grant(DecidedBy::Grant)) && !source.wants(&Action::Run));
+    source.take(SourceEvent::Message(&STARTED));
+    assert!(!source.wants(&Action::Discard));
+    source.take(SourceEvent::Message(&WHOLE));
+    assert_eq!(source.actions, [Action::Discard, Action::Write(None)]);
+    source.take(SourceEvent::Written(true));
+    assert!(source.sends(settled(OFFERED, Verdict::Yours)) && source.wants(&Action::End(End::Superseded)));
+    // It was not true after all.
+    let mut source = superseded();
+    source.take(SourceEvent::LinkUp).take(SourceEvent::Message(&REFUSAL));
+    assert!(source.wants(&Action::Run) && source.wants(&Action::Write(Some(Note::Owned(Owned::Back(offered(AWAY)))))));
+}
+
+/// Whatever a host says of other attempts, at whatever generation: neither its VM nor the one here ends by it.
+#[test]
+fn nobody_ends_a_vm_of_which_the_note_does_not_tell() {
+    const THIRD: HostKey = HostKey([3; 32]);
+    let other = |peer| Offered { attempt: AttemptId(8), peer, generation: OFFERED };
+    let owned = [
+        Owned::Alone(OWN),
+        Owned::Alone(OFFERED),
+        Owned::Alone(BACK),
+        Owned::Came(offered(THIRD)),
+        Owned::Came(other(AWAY)),
+        Owned::Offered(offered(THIRD)),
+        Owned::Offered(other(AWAY)),
+        Owned::Back(offered(THIRD)),
+        Owned::Back(other(AWAY)),
+    ];
+    let generations = [0, 1, 4, 5, 6, 7, 1 << 40].map(Generation);
+    for own in owned {
+        let note = Some(Note::Owned(own));
+        assert_eq!(answer(note, AWAY, &WHOLE), Answer::Nothing, "{own:?}");
+        for generation in generations {
+            let started = Control::Started { attempt: ATTEMPT, generation };
+            assert_eq!(answer(note, AWAY, &started), Answer::Unknown, "{own:?}");
+            let grant = Control::Grant { attempt: ATTEMPT, generation, by: DecidedBy::Grant };
+            let withdraw = Control::Withdraw { attempt: ATTEMPT, generation };
+            for message in [grant, withdraw] {
+                let expected = match own.generation() < generation {
+                    true => Answer::Refuse(Offered { attempt: ATTEMPT, peer: AWAY, generation }, DecidedBy::Grant),
+                    false => Answer::Unknown,
+                };
+                assert_eq!(answer(note, AWAY, &message), expected, "{own:?} {message:?}");
+            }
+        }
+        // One that has not run it gives up; one that runs it by now does not end it.
+        let holds = Control::Holds { attempt: ATTEMPT, holding: Holding::Ready };
+        for message in [&holds, &REFUSAL] {
+            let expected = Answer::Send(settled(Generation(0), Verdict::Mine));
+            assert_eq!(answer(note, AWAY, message), expected, "{own:?}");
+        }
+    }
+    for generation in generations.into_iter().filter(|generation| *generation != BACK) {
+        let mut destination = Rig::ready(false);
+        destination.take(DestinationEvent::Message(&grant(DecidedBy::Grant))).take(DestinationEvent::Written(true));
+        destination.take(DestinationEvent::Message(&settled(generation, Verdict::Mine)));
+        assert!(!destination.wants(&Action::Discard), "{generation:?}");
+    }
+    // The note of a move that has not ended is for whoever goes on with it.
+    let given = Some(Note::Given(offered(AWAY), Decision::Grant));
+    let holds = Control::Holds { attempt: ATTEMPT, holding: Holding::Ready };
+    for message in [&STARTED, &WHOLE, &REFUSAL, &holds] {
+        assert_eq!(answer(given, AWAY, message), Answer::Nothing, "{message:?}");
+    }
+}
+
+/// A source may have ended the VM that it speaks of, and begin to move another one of its name.
+#[test]
+fn a_hello_of_another_vm_ends_none_that_runs() {
+    let hello = |generation| Hello {
+        attempt: AttemptId(9),
+        connection: ConnectionNo(1),
+        generation,
+        protocol_min: 1,
+        protocol_max: 1,
+        capabilities: Capabilities::default(),
+        required: Capabilities::default(),
+        unix_s: 0,
+        software: String::new(),
+        vm: "web1".into(),
+        qemu: String::new(),
+        machine: String::new(),
+        cpu_features: String::new(),
+        regions: Vec::new(),
+    };
+    for generation in [OWN, OFFERED, BACK, Generation(50)] {
+        let said = settled_by(&hello(generation), offered(HOME)).expect("it is another attempt");
+        let mut destination = Rig::ready(false);
+        destination.take(DestinationEvent::Message(&grant(DecidedBy::Grant))).take(DestinationEvent::Written(true));
+        assert!(!destination.take(DestinationEvent::Message(&said)).wants(&Action::Discard), "{generation:?}");
+        let mut destination = Rig::ready(false);
+        assert!(destination.take(DestinationEvent::Message(&said)).wants(&Action::Discard), "it has not run");
+    }
 }
 
 #[test]
@@ -191,12 +326,14 @@ fn a_source_that_has_asked_for_the_vm_never_gives_such_a_grant_not_even_after_a_
 fn a_note_that_cannot_be_written_is_taken_back_or_refused() {
     let mut source = Rig::noting(false);
     source.take(SourceEvent::Written(false));
-    assert!(source.wants(&Action::Write(Some(Note::Owned(OWN)))) && !source.wants(&Action::Run));
+    assert!(
+        source.wants(&Action::Write(Some(Note::Owned(Owned::Offered(offered(AWAY)))))) && !source.wants(&Action::Run)
+    );
     assert!(source.sends(Control::Withdraw { attempt: ATTEMPT, generation: OFFERED }));
     source.take(SourceEvent::Written(false));
     assert!(!source.wants(&Action::Run), "the note may be there");
     source.after(RETRY_EVERY);
-    assert!(source.wants(&Action::Write(Some(Note::Owned(OWN)))));
+    assert!(source.wants(&Action::Write(Some(Note::Owned(Owned::Offered(offered(AWAY)))))));
     source.take(SourceEvent::Message(&REFUSAL));
     assert!(source.wants(&Action::Run), "the other has refused for good");
 
@@ -236,10 +373,10 @@ fn messages_about_unknown_attempts_are_answered_by_the_note() {
     check(None, &grant(DecidedBy::Arbiter), refuse(DecidedBy::Arbiter));
     let withdraw = Control::Withdraw { attempt: ATTEMPT, generation: OFFERED };
     check(None, &withdraw, refuse(DecidedBy::Grant));
-    check(Some(Note::Owned(OFFERED)), &grant(DecidedBy::Grant), Answer::Send(STARTED));
-    check(Some(Note::Owned(BACK)), &withdraw, Answer::Nothing);
+    check(Some(Note::Owned(Owned::Came(offered(AWAY)))), &grant(DecidedBy::Grant), Answer::Send(STARTED));
+    check(Some(Note::Owned(Owned::Came(offered(AWAY)))), &withdraw, Answer::Send(STARTED));
     let holds = Control::Holds { attempt: ATTEMPT, holding: Holding::Ready };
-    check(Some(Note::Owned(OWN)), &holds, Answer::Send(settled(OWN, Verdict::Mine)));
+    check(Some(Note::Owned(Owned::Offered(offered(AWAY)))), &holds, Answer::Send(settled(OWN, Verdict::Mine)));
     check(None, &STARTED, Answer::Send(settled(OFFERED, Verdict::Yours)));
     check(None, &REFUSAL, Answer::Send(settled(Generation(0), Verdict::Mine)));
     check(None, &Control::Reserved { attempt: ATTEMPT }, Answer::Nothing);

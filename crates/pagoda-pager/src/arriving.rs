@@ -126,6 +126,15 @@ impl Arriving {
     /// # Errors
     /// A page could not be stored before; or see [`ArriveError::Io`] and [`ArriveError::Changed`].
     pub fn finish(&self) -> Result<Vec<Located>, ArriveError> {
+        self.finish_without(&[])
+    }
+
+    /// The same of a VM that lacks some pages, by chunk, each of them once. What has come of them is outdated, and is in no file when
+    /// this returns.
+    ///
+    /// # Errors
+    /// As [`Arriving::finish`]; or the VM has no such chunk.
+    pub fn finish_without(&self, missing: &[(ChunkIdx, PageSet)]) -> Result<Vec<Located>, ArriveError> {
         // Whoever locks a chunk after this has locked it sees that.
         self.finished.store(true, Ordering::SeqCst);
         let place = |chunk: &Mutex<Places>| {
@@ -133,7 +142,8 @@ impl Arriving {
             assert!(!ram.intersects(swap), "a page is in one file");
             Ok(Located { ram, swap, ..Located::default() })
         };
-        let found = self.chunks.iter().map(place).collect::<Result<Vec<_>, _>>()?;
+        let mut found = self.chunks.iter().map(place).collect::<Result<Vec<_>, _>>()?;
+        self.leave_out(missing, &mut found)?;
         if self.failed.load(Ordering::SeqCst) {
             return Err(ArriveError::Failed);
         }
@@ -141,6 +151,29 @@ impl Arriving {
             region.leave_only(&found[region.chunks()])?;
         }
         Ok(found)
+    }
+
+    /// Drops what is outdated, except for pages in the RAM files.
+    fn leave_out(&self, missing: &[(ChunkIdx, PageSet)], found: &mut [Located]) -> Result<(), ArriveError> {
+        let chunks = found.len();
+        for (chunk, pages) in missing {
+            let located = found.get_mut(chunk.as_usize());
+            let located =
+                located.ok_or(ArriveError::Outside { chunk: chunk.0, start: 0, len: pages.count(), chunks })?;
+            located.ram -= *pages;
+            self.punch_swap(*chunk, located.swap & *pages)?;
+            located.swap -= *pages;
+            located.missing |= *pages;
+        }
+        Ok(())
+    }
+
+    fn punch_swap(&self, chunk: ChunkIdx, pages: PageSet) -> Result<(), ArriveError> {
+        for run in pages.runs() {
+            let punched = self.swap.punch(Pages { chunk, run }.first().offset().0, u64::from(run.len) * PAGE_SIZE);
+            punched.map_err(|source| of_swap(&self.swap, "make a hole in", source))?;
+        }
+        Ok(())
     }
 
     /// The set of these pages, which a peer has named.
@@ -224,10 +257,7 @@ impl Arriving {
         for run in ram.runs() {
             self.region(chunk).clear(Pages { chunk, run })?;
         }
-        for run in swap.runs() {
-            let punched = self.swap.punch(Pages { chunk, run }.first().offset().0, u64::from(run.len) * PAGE_SIZE);
-            punched.map_err(|source| of_swap(&self.swap, "make a hole in", source))?;
-        }
+        self.punch_swap(chunk, swap)?;
         places.ram -= ram;
         places.swap -= swap;
         self.dram.fetch_sub(u64::from(ram.count()), Ordering::Relaxed);

@@ -397,6 +397,9 @@ impl Engine {
         while let Some(ended) = self.paging.next_ended(&mut self.ring) {
             self.apply_ended(ended);
         }
+        while let Some((chunk, pages)) = self.paging.take_came() {
+            self.apply(Event::Came { chunk, pages });
+        }
     }
 
     /// A part of an operation has ended, and perhaps with it the operation.

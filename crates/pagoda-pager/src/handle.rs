@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pagoda_core::bits::PageSet;
-use pagoda_core::fault::{Located, Pages};
+use pagoda_core::fault::{ChunkOrder, Located, Pages};
 use pagoda_core::policy::SampleCount;
 use pagoda_core::policy::mrc::Curve;
 use pagoda_core::stats::Stats;
@@ -76,10 +76,15 @@ pub enum Command {
     LookForWrites(Sender<Result<Look, String>>),
     /// Copies what these pages hold now.
     CopyOut(CopyOrder),
+    /// Which chunks are hot?
+    AskOrder(Sender<ChunkOrder>),
+    /// Which pages may hold something else than zeros? By chunk, in order; no set is empty.
+    AskContent(Sender<Vec<(ChunkIdx, PageSet)>>),
     /// `true`: the VM stands still for its last pages, so copies may take all of the engine's time.
     HurryMove(bool),
     /// All pages of a VM that has come from another host are in their places, which nobody but the daemon has written: the engine
-    /// serves it from now on. See [`crate::engine::Origin::Arriving`].
+    /// serves it from now on. Pages that are missing come later, to the tier of its source; what has come of them before counts no more.
+    /// See [`crate::engine::Origin::Arriving`].
     Arrived { found: Vec<Located>, asker: Sender<Result<(), String>> },
     /// Publish a fresh status.
     Refresh,
@@ -105,6 +110,8 @@ pub struct CopyOrder {
     pub pages: Pages,
     /// Where each copy goes. It is never waited for.
     pub to: Sender<Copied>,
+    /// A thread of the guest waits for it: it comes before those that were asked for earlier.
+    pub is_urgent: bool,
 }
 
 /// What some pages held at some moment after they were asked for.
@@ -121,6 +128,9 @@ pub enum Content {
     Bytes(Vec<u8>),
     /// Nobody has written them since they became zeros.
     Zeros,
+    /// It is in a tier that is handed over to whoever the VM moves to, and stays there unchanged. If the page is written, the next look
+    /// says so.
+    HandedOver,
     /// They cannot be read, and why.
     Failed(String),
 }
@@ -311,10 +321,31 @@ impl Handle {
         answered(&answer, LOOK_WAIT)?
     }
 
-    /// Has the engine serve a VM whose pages have arrived.
+    /// The VM's chunks by heat, each once.
     ///
     /// # Errors
-    /// It does not, and why.
+    /// The engine has ended, or does not answer.
+    pub fn chunk_order(&self) -> Result<ChunkOrder, String> {
+        let (asker, answer) = channel();
+        self.send(Command::AskOrder(asker));
+        answered(&answer, LOOK_WAIT)
+    }
+
+    /// Which pages may hold something else than zeros, by chunk, in order; no set is empty. All others are zeros, as long as the VM
+    /// stands still and nobody else writes to it.
+    ///
+    /// # Errors
+    /// The engine has ended, or does not answer.
+    pub fn content(&self) -> Result<Vec<(ChunkIdx, PageSet)>, String> {
+        let (asker, answer) = channel();
+        self.send(Command::AskContent(asker));
+        answered(&answer, LOOK_WAIT)
+    }
+
+    /// Has the engine serve a VM whose pages have arrived, except for those that are missing.
+    ///
+    /// # Errors
+    /// It does not, and why. Then nothing may run the VM.
     pub fn arrived(&self, found: Vec<Located>) -> Result<(), String> {
         let (asker, answer) = channel();
         self.send(Command::Arrived { found, asker });

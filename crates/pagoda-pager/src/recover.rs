@@ -106,7 +106,9 @@ pub fn find(space: &Space, tiers: &mut Stack, frozen: impl Fn(ChunkIdx) -> PageS
     find_in_ram(space, &mut found)?;
     let in_dram: Vec<PageSet> = found.iter().map(|located| located.ram).collect();
     let blocks = tiers.recover(&in_dram)?;
-    found.iter_mut().zip(blocks).for_each(|(located, blocks)| located.swap = blocks);
+    for (chunk, (located, blocks)) in (0..).map(ChunkIdx).zip(found.iter_mut().zip(blocks)) {
+        (located.swap, located.missing) = (blocks, tiers.missing(chunk));
+    }
     if let Some(member) = tiers.frames() {
         look_at_table(member, &mut found)?;
     }

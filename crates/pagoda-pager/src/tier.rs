@@ -4,6 +4,7 @@
 //! * [`swap`]: the VM's swap file, always the last tier.
 //! * [`remote`]: memory of other machines.
 //! * [`image`]: the image that the VM was made of, which is only read.
+//! * [`source`]: pages of a VM that runs before all of them have come from another host.
 //! * [`compressed`]: compressed pages in this machine's memory.
 //! * [`frames`]: frames of a share group, above all others. Pages come to it by comparison, never by page-out.
 //!
@@ -27,6 +28,7 @@ mod kept;
 mod page_map;
 pub mod remote;
 mod report;
+pub mod source;
 pub mod stack;
 pub mod swap;
 
@@ -342,6 +344,34 @@ pub trait Tier: Send + std::fmt::Debug {
     /// # Errors
     /// That cannot be read.
     fn recover(&mut self, found: &mut dyn FnMut(ChunkIdx, PageSet)) -> Result<(), Errno>;
+
+    /// The pages of the chunk that it holds for whoever the VM moves to: nothing in it changes any more, so that none of them has to
+    /// be sent.
+    fn handed_over(&self, chunk: ChunkIdx) -> PageSet {
+        let _ = chunk;
+        PageSet::EMPTY
+    }
+
+    /// Of the pages of the chunk that it holds, those that have not come to this host yet.
+    fn missing(&self, chunk: ChunkIdx) -> PageSet {
+        let _ = chunk;
+        PageSet::EMPTY
+    }
+
+    /// The VM begins, and these pages, by chunk, have not come yet: from now on the tier holds them. False: it is not the one that
+    /// does.
+    ///
+    /// # Errors
+    /// The next daemon would not find them.
+    fn expect(&mut self, missing: &[PageSet]) -> Result<bool, Errno> {
+        let _ = missing;
+        Ok(false)
+    }
+
+    /// Pages that were missing and have come. Each is given once.
+    fn take_came(&mut self) -> Option<(ChunkIdx, PageSet)> {
+        None
+    }
 
     /// Once a second: does what is due now and then. `written` are the chunks that are being written out.
     fn maintain(&mut self, written: &mut dyn Iterator<Item = ChunkIdx>) {

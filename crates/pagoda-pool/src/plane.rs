@@ -106,6 +106,17 @@ impl Plane {
         }
     }
 
+    /// The same, if nobody has owned it since this generation.
+    ///
+    /// # Errors
+    /// Somebody has; or as there. One of the registry file is never another machine's.
+    pub fn take_over_from(&mut self, space: SpaceId, expected: Generation) -> Result<(Generation, Map)> {
+        match self {
+            Plane::File { .. } => bail!("what is in a registry file is not taken over from anybody"),
+            Plane::Etcd { etcd, .. } => etcd.take_over_from(space, expected).context("take it over"),
+        }
+    }
+
     /// Seals the disk, whose owner is of this generation.
     pub fn seal(&mut self, space: SpaceId, generation: Generation) -> Result<()> {
         match self {

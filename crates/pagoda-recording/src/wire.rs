@@ -94,6 +94,13 @@ pub(crate) struct Memory {
     stalled: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     available_min: Option<u64>,
+    /// In pages.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    templates: u64,
+}
+
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 /// What was measured of a VM.
@@ -340,6 +347,7 @@ impl Round {
                 available: available.0,
                 stalled,
                 available_min: host.available_min.map(|min| min.0),
+                templates: host.templates.0,
             },
             set: Set::new(changes),
             vms: vms.iter().map(Vm::new).collect(),
@@ -352,12 +360,13 @@ impl Round {
         if self.vms.len() > VMS_MAX || self.set.vms.len() > VMS_MAX {
             return Err(format!("there are more VMs than the {VMS_MAX} of a host"));
         }
-        let Memory { total, available, stalled, available_min } = self.memory;
+        let Memory { total, available, stalled, available_min, templates } = self.memory;
         let bytes = |what, value| number(what, value).map(Bytes);
         let host = HostReport {
             now_ms: number("now_ms", self.now_ms)?,
             memory: HostMemory { total: bytes("total", total)?, available: bytes("available", available)?, stalled },
             available_min: maybe(available_min, |min| bytes("available_min", min))?,
+            templates: number("templates", templates).map(PageCount)?,
         };
         let vm = |vm: &Vm| vm.read().map_err(|bad| format!("VM {}: {bad}", vm.id));
         let vms = self.vms.iter().map(vm).collect::<Result<_, Bad>>()?;

@@ -60,6 +60,11 @@ impl Draft {
         &self.chunks
     }
 
+    /// Bytes of DRAM that it takes when it is filled.
+    pub fn bytes(&self) -> u64 {
+        len_of(self.chunks.len() as u32)
+    }
+
     /// Writes the chunk of the next slot.
     ///
     /// # Errors

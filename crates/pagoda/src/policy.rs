@@ -125,6 +125,7 @@ pub fn host_lines(policy: &HostPolicy) -> Vec<(&'static str, String)> {
             format!("{} of the pool, {} of swap", size(policy.reserved_bytes), size(policy.swap_reserved_bytes)),
         ),
         ("shared", format!("{}, which saves {}", size(policy.shared_bytes), size(policy.saved_bytes))),
+        ("templates", format!("{}, which clones of snapshots read", size(policy.template_bytes))),
         ("ballooned", size(policy.ballooned_bytes)),
         ("swapped", size(policy.swapped_bytes)),
     ];

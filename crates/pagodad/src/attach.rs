@@ -28,6 +28,7 @@ use pagoda_pager::handle::{Command, Handle, Inbox, channel_pair};
 use pagoda_pager::loan::Loan;
 use pagoda_pager::space::{Region, Shard, Space};
 use pagoda_pager::tier::image::ImageTier;
+use pagoda_pager::tier::source::{ArrivalFiles, Arrivals, SourceTier};
 use pagoda_pager::tier::{Stack, Tier};
 use pagoda_sys::host::FolioSize;
 use pagoda_sys::peek::Memory;
@@ -113,11 +114,11 @@ fn greet(
         Packet::Fetch { token } => fetch(connection, registry, token, peer),
         Packet::Ram { token } => give_ram(connection, registry, token, peer),
         Packet::Prepare { token } => {
-            let shared = prepare(connection, registry, token, peer)?;
+            let prepared = prepare(connection, registry, token, peer)?;
             match receive(connection)? {
                 (Packet::Hello { token: again, regions, shards, .. }, fds) if again == token => {
                     let hello = Hello { token, regions, shards, fds, peer };
-                    attach(connection, registry, hello, Some(shared))
+                    attach(connection, registry, hello, Some(prepared))
                 }
                 _ => bail!("expected Hello after Prepare"),
             }
@@ -214,14 +215,19 @@ fn give_ram(connection: &Connection, registry: &Registry, token: Token, peer: Pe
     Ok(())
 }
 
-fn prepare(connection: &Connection, registry: &Registry, token: Token, peer: Peer) -> Result<SharedMap> {
+/// What a VM was given before it said what it has.
+struct Prepared {
+    shared: SharedMap,
+    template: Option<Arc<Template>>,
+}
+
+fn prepare(connection: &Connection, registry: &Registry, token: Token, peer: Peer) -> Result<Prepared> {
     let name = authorised(registry, token, peer)?;
     let shared = SharedMap::create()?;
     let kept = registry.prepare_sharing(&name)?;
     let device = uffd::open_device().ok();
-    let template = registry.lock().get(&name).and_then(|vm| vm.template.clone());
     // What it has of its own there has to be read when it is moved.
-    let template = template.filter(|_| Memory::open(peer.pid).is_ok());
+    let template = registry.template_of(&name).filter(|_| Memory::open(peer.pid).is_ok());
     let lent = if template.is_some() { PREPARED_TEMPLATE } else { 0 };
     let sharing = if kept.is_empty() { 0 } else { PREPARED_SHARING };
     let flags = huge_flag() | sharing | lent | if device.is_some() { PREPARED_DEVICE } else { 0 };
@@ -230,7 +236,7 @@ fn prepare(connection: &Connection, registry: &Registry, token: Token, peer: Pee
     fds.extend(template.as_ref().map(|template| template.as_fd()));
     fds.extend(kept.iter().map(AsFd::as_fd));
     connection.send(&Packet::Prepared { uffds: UFFDS_PER_VM, flags }, &fds)?;
-    Ok(shared)
+    Ok(Prepared { shared, template })
 }
 
 fn huge_flag() -> u32 {
@@ -245,12 +251,12 @@ struct Hello {
     peer: Peer,
 }
 
-/// `prepared`: the VM is new, and this is the memory it shares. Otherwise its agent is back.
+/// `prepared`: the VM is new, and this is what it was given. Otherwise its agent is back.
 fn attach(
     connection: &Arc<Connection>,
     registry: &Arc<Registry>,
     hello: Hello,
-    prepared: Option<SharedMap>,
+    prepared: Option<Prepared>,
 ) -> Result<()> {
     let token = hello.token;
     let name = authorised(registry, token, hello.peer)?;
@@ -264,19 +270,20 @@ fn attach(
     let pid = hello.peer.pid;
     let pidfd = process::pidfd_open(pid).context("watch the VMM")?;
     let start = process::start_time(pid).context("look at the VMM")?;
-    let (id, record, swap, image_tier, template, limit) = {
+    let (id, record, swap, image_tier, limit) = {
         let mut vms = registry.lock();
         let vm = vms.get_mut(&name).context("the VM is gone")?;
         // Before its engine begins: a VM never grows beyond what is free, from its first page on.
         let first = registry.first_limit(vm);
         vm.governed.round.set_first_limit(first);
-        (vm.governed.id, vm.record.clone(), vm.swap.take(), vm.image_tier.take(), vm.template.take(), vm.limit())
+        (vm.governed.id, vm.record.clone(), vm.swap.take(), vm.image_tier.take(), vm.limit())
     };
     let swap = swap.map_or_else(|| open_swap(registry, &name, &record), Ok)?;
-    let (space, shared, mut kept) = unpack(registry, &record, hello, prepared.as_ref().map(SharedMap::as_fd))?;
+    let (space, shared, mut kept) = unpack(registry, &record, hello, prepared.as_ref().map(|of| of.shared.as_fd()))?;
     let view = SharedMap::from_fd(shared.as_fd().try_clone_to_owned().context("share the VM's shared memory")?)?;
     let taken_over = prepared.is_none();
-    let loan = borrowed(&record, &mut kept, template, space.chunks(), pid)?;
+    let template = prepared.and_then(|of| of.template);
+    let loan = borrowed(registry, &record, &mut kept, template, space.chunks(), pid)?;
     let borrows = loan.is_some();
     let inodes = space.regions().map(|(_, region)| region.ram.inode()).collect();
     let (handle, inbox) = channel_pair()?;
@@ -284,7 +291,11 @@ fn attach(
     let joined = registry.join_group(&record, &kept, !taken_over, &handle)?;
     let (member, sharing) = joined.unzip();
     // Before the record names the process: the next daemon then looks for the remote map of a VM that was served.
-    let above_swap = tiers_above_swap(registry, &record, image_tier, space.chunks(), taken_over)?;
+    let mut above_swap = tiers_above_swap(registry, &record, image_tier, space.chunks(), taken_over)?;
+    let origin = origin(&record, taken_over);
+    if let Some(arrivals) = arrivals_of(registry, id, &record, space.chunks(), origin)? {
+        above_swap.push(Box::new(SourceTier::new(arrivals)));
+    }
     let looking = registry.sharing_of(&record, member.as_ref());
     // Before its engine starts, for then pages change.
     let image = if taken_over { snapshots::unfilled(registry, &record, &shared) } else { None };
@@ -306,7 +317,7 @@ fn attach(
         replacement: registry.config.replacement.policy(),
         busy_poll: registry.config.busy_poll,
         pinned: record.spec.pinned.clone(),
-        origin: origin(&record, taken_over),
+        origin,
         image,
         sharing: looking,
         loan,
@@ -403,6 +414,7 @@ fn start_engine(registry: &Registry, made: Made) -> Result<()> {
 /// What a VM borrows of its image. The template that this daemon has given it is the one that counts; after a restart it is the one
 /// that the shim has kept, which says what the VM maps and no more.
 fn borrowed(
+    registry: &Registry,
     record: &Record,
     kept: &mut Vec<OwnedFd>,
     given: Option<Arc<Template>>,
@@ -420,7 +432,7 @@ fn borrowed(
             ensure!(ours.inode() == theirs.inode(), "the template is not the one that was given");
             ours
         }
-        None => Arc::new(theirs),
+        None => registry.images.templates().adopt(theirs),
     };
     Ok(Some(Loan::open(template, pid).context("look at what it maps of its template")?))
 }
@@ -451,6 +463,35 @@ fn tiers_above_swap(
         tiers.push(Box::new(image));
     }
     Ok(tiers)
+}
+
+/// What a VM gets from the host that it has moved from. One that comes has that from the start; later it has it as long as there is
+/// something of it. Whoever brings pages finds it before the engine needs one.
+fn arrivals_of(
+    registry: &Registry,
+    id: VmId,
+    record: &Record,
+    chunks: ChunkCount,
+    origin: Origin,
+) -> Result<Option<Arc<Arrivals>>> {
+    // It is where the image is in the stack of a VM that reads one, which does not come from another host.
+    if record.reads.is_some() {
+        return Ok(None);
+    }
+    if let Some(known) = registry.find_by_id(id, |vm| vm.arrivals.clone()).flatten() {
+        return Ok(Some(known));
+    }
+    let files = ArrivalFiles::beside(&registry.swap_path(&record.name));
+    let arrivals = match origin {
+        Origin::Arriving => Arrivals::create(files, chunks).context("make files for pages that come later")?,
+        // Without its files nobody knows what it lacks.
+        Origin::TakenOver if record.has_source_tier => {
+            Arrivals::open(files, chunks).context("open what has come from another host")?
+        }
+        Origin::TakenOver | Origin::New | Origin::InTiers => return Ok(None),
+    };
+    registry.find_by_id(id, |vm| vm.arrivals = Some(Arc::clone(&arrivals)));
+    Ok(Some(arrivals))
 }
 
 /// The image that an earlier daemon made the VM of. Its map has been there since the VM was made.

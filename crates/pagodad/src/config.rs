@@ -116,7 +116,7 @@ pub struct Args {
     )]
     pub page_sharing: Option<bool>,
 
-    /// Whether clones of a snapshot share the memory that they only read [default: false]
+    /// Whether clones of a snapshot share the memory that they only read [default: true]
     #[arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", value_parser = BoolishValueParser::new()
@@ -236,7 +236,7 @@ impl Config {
             tune_host: args.tune_host.or(file.tune_host).unwrap_or(false),
             large_folios: args.large_folios.or(file.large_folios).unwrap_or_default(),
             page_sharing: args.page_sharing.or(file.page_sharing).unwrap_or(true),
-            clone_sharing: args.clone_sharing.or(file.clone_sharing).unwrap_or(false),
+            clone_sharing: args.clone_sharing.or(file.clone_sharing).unwrap_or(true),
             page_in: args.page_in.or(file.page_in).unwrap_or_default(),
             replacement: args.replacement.or(file.replacement).unwrap_or_default(),
             busy_poll: busy_poll(args.busy_poll_us.or(file.busy_poll_us))?,

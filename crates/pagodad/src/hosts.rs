@@ -14,6 +14,7 @@ use pagoda_link::hosts::{self, Host, Hosts};
 use pagoda_link::{Link, LinkError, NoHandshake, PublicKey};
 
 pub use self::serve::serve;
+use crate::moves;
 use crate::registry::Registry;
 
 fn of(registry: &Registry) -> Hosts {
@@ -44,18 +45,28 @@ pub fn list(registry: &Arc<Registry>) -> Result<HostList, ApiError> {
 pub fn trust(registry: &Arc<Registry>, host: &TrustedHost) -> Result<HostList, ApiError> {
     let host = hosts::public_key(&host.key)
         .and_then(|key| Ok(Host { name: host.name.clone(), key, address: hosts::full_address(&host.address)? }));
-    let trusted = host.and_then(|host| of(registry).trust(host));
-    trusted.map_err(bad_request)?;
+    let host = host.map_err(bad_request)?;
+    let before = of(registry).find(&host.name).map_err(internal)?;
+    of(registry).trust(host.clone()).map_err(bad_request)?;
+    // Who had the name before is trusted no more.
+    if let Some(before) = before.filter(|before| before.key != host.key) {
+        moves::untrust(registry, &before.key, &before.name);
+    }
     list(registry)
 }
 
-/// Trusts a host no more.
+/// Trusts a host no more: its streams end, and so do moves that are not granted ([`moves::untrust`]).
 ///
 /// # Errors
 /// There is none of this name.
 pub fn untrust(registry: &Arc<Registry>, name: &str) -> Result<HostList, ApiError> {
-    match of(registry).untrust(name).map_err(internal)? {
-        true => list(registry),
+    let files = of(registry);
+    let host = files.find(name).map_err(internal)?.ok_or_else(|| not_trusted(name))?;
+    match files.untrust(name).map_err(internal)? {
+        true => {
+            moves::untrust(registry, &host.key, name);
+            list(registry)
+        }
         false => Err(not_trusted(name)),
     }
 }
@@ -88,10 +99,11 @@ fn not_trusted(name: &str) -> ApiError {
     )
 }
 
-fn unreachable(host: &Host, error: &LinkError, own: &PublicKey) -> ApiError {
+/// That a host is not reached, and what to do.
+pub fn unreachable(host: &Host, error: &LinkError, own: &PublicKey) -> ApiError {
     let what = format!("{} at {}: {}", host.name, host.address, in_full(error));
     let hint = match error {
-        LinkError::Refused(why) if why.contains("does not trust") => {
+        error if is_distrust(error) => {
             Some(format!("run there: pagoda host trust NAME --key {} --address ADDRESS", text(own)))
         }
         LinkError::Closed | LinkError::Handshake(NoHandshake::NotAuthentic) => Some(format!(
@@ -106,6 +118,11 @@ fn unreachable(host: &Host, error: &LinkError, own: &PublicKey) -> ApiError {
         LinkError::Refused(_) | LinkError::Handshake(_) | LinkError::NotAuthentic => None,
     };
     ApiError { code: ErrorCode::Unreachable, message: what, hint }
+}
+
+/// The other host does not trust this one.
+pub fn is_distrust(error: &LinkError) -> bool {
+    matches!(error, LinkError::Refused(why) if why.contains("does not trust"))
 }
 
 fn text(key: &PublicKey) -> String {

@@ -181,7 +181,7 @@ impl Images {
     /// The directory cannot be used.
     pub fn list(&self) -> Result<SnapshotList, ApiError> {
         let mut list = describe::list(&self.listing()?, self.boot_id()?);
-        list.snapshots.iter_mut().for_each(|snapshot| self.add_readers(snapshot));
+        list.snapshots.iter_mut().for_each(|snapshot| self.add_use(snapshot));
         Ok(list)
     }
 
@@ -192,15 +192,18 @@ impl Images {
     pub fn get(&self, name: &SnapshotName) -> Result<Snapshot, ApiError> {
         let Found { listed, manifest } = self.find(name)?;
         let mut snapshot = describe::snapshot(&listed, &manifest, self.boot_id()?);
-        self.add_readers(&mut snapshot);
+        self.add_use(&mut snapshot);
         // A record that cannot be read is as good as none; who makes a VM of the image says why.
         let touched = self.store()?.image(listed.id).ok().and_then(|image| image.touched().ok().flatten());
         snapshot.prefetch_bytes = touched.map(|touched| touched.pages().bytes().0);
         Ok(snapshot)
     }
 
-    fn add_readers(&self, snapshot: &mut Snapshot) {
-        snapshot.readers = snapshot.id.parse().map_or_else(|_| Vec::new(), |id| self.readers.of(id));
+    /// What is known of it beside its files.
+    fn add_use(&self, snapshot: &mut Snapshot) {
+        let Ok(id) = snapshot.id.parse() else { return };
+        snapshot.readers = self.readers.of(id);
+        snapshot.template_bytes = self.templates.bytes_of(id);
     }
 
     /// Templates of images.
@@ -322,6 +325,7 @@ impl Images {
         self.detach(store, listed.id, &children)?;
         store.remove(listed.id).map_err(|error| failed("remove the image", &error))?;
         self.admission.forget(listed.id);
+        self.templates.forget(listed.id);
         // What is counted is less now. If that fails, it is said where images are counted.
         let _ = self.listing();
         Ok(())

@@ -1,6 +1,7 @@
 //! VMs that move between hosts: `pagoda vm move`.
 
 pub mod board;
+mod capabilities;
 pub mod channel;
 mod claims;
 pub mod destination;
@@ -13,5 +14,10 @@ mod specification;
 mod start;
 mod state;
 mod store;
+mod streams;
+mod unclear;
+mod untrust;
 
+pub use self::notes::Notes;
 pub use self::state::Moves;
+pub use self::untrust::untrust;

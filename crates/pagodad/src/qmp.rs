@@ -154,11 +154,6 @@ impl Monitor {
         Some(if enabled { "kvm" } else { "tcg" }.to_owned())
     }
 
-    /// Whether the guest is paused; `false` when QEMU does not say.
-    pub fn is_paused(&self) -> bool {
-        self.has_status("paused")
-    }
-
     /// Whether the guest runs; `false` when QEMU does not say.
     pub fn is_running(&self) -> bool {
         self.has_status("running")

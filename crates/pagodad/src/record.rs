@@ -83,6 +83,9 @@ pub struct Record {
     /// record, for it would drop them.
     #[serde(default, skip_serializing_if = "is_false")]
     pub borrows: bool,
+    /// It has run here before all of its memory had come from another host: the files of its source tier have what only they have.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub has_source_tier: bool,
     /// Its disks whose newest content does not have their names. A daemon of before refuses the record, for their users would go on
     /// with what is old.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -153,6 +156,7 @@ impl Record {
             image: None,
             reads: None,
             borrows: false,
+            has_source_tier: false,
             disks: Vec::new(),
             ended: false,
         }
@@ -214,16 +218,16 @@ impl Record {
             return Err(bad("disks"));
         }
         if let Some(remote) = &self.remote {
-            remote.check().ok_or_else(|| bad("far"))?;
+            remote.is_right().then_some(()).ok_or_else(|| bad("far"))?;
         }
         Ok(())
     }
 }
 
 impl Remote {
-    fn check(&self) -> Option<()> {
-        let is_right = (1..=REMOTE_COPIES_MAX).contains(&self.copies) && self.cluster.as_deref().is_none_or(is_pool);
-        is_right.then_some(())
+    /// Whether a tier can be so.
+    pub fn is_right(&self) -> bool {
+        (1..=REMOTE_COPIES_MAX).contains(&self.copies) && self.cluster.as_deref().is_none_or(is_pool)
     }
 }
 

@@ -24,6 +24,7 @@ mod process;
 mod reading;
 mod sampling;
 mod shim_gate;
+pub mod templates;
 mod vm;
 mod writing;
 

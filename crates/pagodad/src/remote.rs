@@ -6,60 +6,33 @@
 //! has been given back.
 
 mod describe;
+pub mod handover;
+mod open;
+mod ownership;
 mod pending_release;
 mod space;
 
 use pagoda_api::in_full;
-use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use pagoda_abi::Token;
 use pagoda_api::types::{ApiError, ErrorCode, RemoteRequest, VmKind, VmSpec};
 use pagoda_core::units::ChunkCount;
-use pagoda_pager::tier::remote::{RemoteMap, RemoteTier};
-use pagoda_pool::aside::Control;
+use pagoda_pager::tier::remote::{Handover, RemoteMap, RemoteTier, Standing};
 use pagoda_pool::config::PoolConfig;
-use pagoda_pool::connect::Patience;
-use pagoda_pool::news::Watch;
 use pagoda_pool::plane::Plane;
 use pagoda_pool::record::SIZE_MAX;
-use pagoda_pool::{connect, role, store};
-use rmap::client::{Client, SpaceRef, SpaceSpec};
+use pagoda_pool::{role, store};
+use rmap::client::SpaceSpec;
 use rmap::crypto::Entropy;
-use rmap::units::ServerId;
 use rmap_io::SystemEntropy;
-use rmap_io::net::{UdpClient, Wait};
 
 pub use self::describe::describe;
+use self::open::{Served, open_owner, open_reader};
 pub use self::space::Dirs;
-use self::space::{pool_of, report, spec, whose};
+use self::space::{report, spec, whose};
 use crate::record::{Record, Remote};
-
-/// A server that is silent for so long is given up where another has a copy. A host that is busy is not dead, and the VM's
-/// faults on what is there wait meanwhile.
-const FAIL_AFTER: Duration = Duration::from_millis(100);
-/// A page that the map has no place for yet goes to the swap file after so long: before page-out loses its patience
-/// ([`pagoda_pager::tier::remote::WRITE_PATIENCE`]) with the pool as a whole.
-const MAP_PATIENCE: Duration = Duration::from_millis(400);
-/// A server that has the only copy is waited for until it is back, or the VM's owner has ended the VM: a server that stands still
-/// and a network that is down have lost nothing. For new pages there is the swap file: they are declined at once.
-const PATIENCE: Patience = Patience {
-    fail_after: FAIL_AFTER,
-    error_after: None,
-    grant_patience: Duration::ZERO,
-    map_patience: Some(MAP_PATIENCE),
-    give_back_after: None,
-    uses_overflow_disk: false,
-};
-
-/// Servers that etcd does not know when a VM's tier is taken up have so long to tell it of themselves again: the leases of all of
-/// them are over when etcd itself was away, and to go on without a copy that is there would be to go on with one. A lease is 5 s.
-const MISS_FOR: Duration = Duration::from_secs(15);
-/// Spaces whose servers are missed, and since when.
-static MISSED: Mutex<BTreeMap<u64, Instant>> = Mutex::new(BTreeMap::new());
 
 /// What has been made for a VM that is about to be.
 #[derive(Clone, Debug)]
@@ -139,34 +112,11 @@ fn debtor(name: &str, regions: &[u64], remote: &Remote) -> Record {
     Record { remote: Some(remote.clone()), ..Record::new(name, Token([0; 16]), VmKind::Plain, regions, spec) }
 }
 
-/// A VM's space, opened as its owner.
-pub struct OpenedPool {
-    pub client: UdpClient<Control>,
-    pub space: SpaceRef,
-    pub watch: Watch,
-}
-
-impl std::fmt::Debug for OpenedPool {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let servers = self.client.client.reach().count();
-        f.debug_struct("OpenedPool").field("servers", &servers).field("space", &self.space).finish_non_exhaustive()
-    }
-}
-
-/// Whether somebody has served the VM before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Served {
-    /// Its program waits to be attached, and ends if it is not.
-    No,
-    /// Its agent asks again and again.
-    Before,
-}
-
 /// A VM's remote tier, if it has one, for its engine. The file `path` has the map of what is there; that of a VM that was
-/// served before is there already.
+/// served before is there already. One of a VM that another host may own is only read ([`handover`]).
 ///
 /// # Errors
-/// As [`open_in`]; the map cannot be made or is not the VM's.
+/// As [`open_owner`]; nobody can tell who owns the VM; the map cannot be made or is not the VM's.
 pub fn for_engine(
     dirs: &Dirs,
     path: &Path,
@@ -174,66 +124,21 @@ pub fn for_engine(
     chunks: ChunkCount,
     taken_over: bool,
 ) -> Result<Option<RemoteTier>> {
-    let served = if taken_over { Served::Before } else { Served::No };
-    let Some(opened) = open_in(&dirs.pool, record, served)? else { return Ok(None) };
-    let OpenedPool { client, space, watch } = opened;
+    let Some(remote) = &record.remote else { return Ok(None) };
+    let (opened, standing, from) = if ownership::may_own(dirs, record)? {
+        let served = if taken_over { Served::Before } else { Served::No };
+        (open_owner(&dirs.pool, record, served, ownership::before(dirs, record)?)?, Standing::Owner, None)
+    } else {
+        let opened = open_reader(&dirs.pool, record, remote);
+        let (opened, generation) = opened.with_context(|| format!("read {}", whose(&record.name)))?;
+        (Some(opened), Standing::Reader, Some(generation))
+    };
+    let Some(opened) = opened else { return Ok(None) };
     let map = if taken_over { RemoteMap::open(path, chunks) } else { RemoteMap::create(path, chunks) };
     let map = map.with_context(|| format!("the remote map {}", path.display()))?;
-    let maintain = Box::new(move |client: &mut Client, now| watch.inform(client, now));
-    Ok(Some(RemoteTier::new(&record.name, client, space, map, maintain)))
-}
-
-/// Opens a VM's remote tier, if it has one. Whoever had it open before is refused by the servers from now on. Servers
-/// are not waited for: what is asked of them waits.
-///
-/// # Errors
-/// The pool's directory cannot be used, etcd does not answer, or pages are only at servers that are not there any more.
-fn open_in(dir: &Path, record: &Record, served: Served) -> Result<Option<OpenedPool>> {
-    let Some(remote) = &record.remote else { return Ok(None) };
-    let opened = pool_of(dir, remote).and_then(|mut pool| {
-        if let Some(etcd) = pool.etcd.as_mut().filter(|_| served == Served::Before) {
-            // Who asks again in a second by itself holds nobody up until then.
-            etcd.patience = Duration::ZERO;
-        }
-        take_over(&pool, record, remote)
-    });
-    opened.map(Some).with_context(|| format!("open the remote tier of {}", record.name))
-}
-
-fn take_over(pool: &PoolConfig, record: &Record, remote: &Remote) -> Result<OpenedPool> {
-    // Anew, if etcd goes away meanwhile.
-    let missed_since = missed(|spaces| spaces.remove(&remote.space));
-    let mut plane = Plane::of(pool, &whose(&record.name), remote.cluster.as_deref())?;
-    let servers = pool.servers()?;
-    role::borrow(&pool.dir)?;
-    let mut client = connect::client(pool, &servers, plane.control()?, Wait::BLOCK, PATIENCE)?;
-    let spec = spec(record, remote);
-    let seen = plane.look(spec.id)?;
-    // Nobody has answered yet: those of the list count as there.
-    let listed: Vec<ServerId> = servers.iter().map(|server| server.id).collect();
-    connect::stand_in(&mut client, pool, &record.name, &servers, &listed, &seen.today.map)?;
-    if remote.cluster.is_some() {
-        miss(remote.space, missed_since, &connect::absent(&servers, &seen.today.map))?;
-    }
-    let watch = Watch::start(pool, &servers)?;
-    let (generation, map) = plane.take_over(spec.id)?;
-    let space = client.client.attach(&spec, generation, &map)?;
-    Ok(OpenedPool { client, space, watch })
-}
-
-/// Gives servers that have copies and are not in etcd time to come back.
-fn miss(space: u64, since: Option<Instant>, absent: &[ServerId]) -> Result<()> {
-    let since = since.unwrap_or_else(Instant::now);
-    if absent.is_empty() || since.elapsed() >= MISS_FOR {
-        return Ok(());
-    }
-    missed(|spaces| spaces.insert(space, since));
-    let (list, seconds) = (connect::list(absent), MISS_FOR.as_secs());
-    bail!("servers that have copies of it are not in etcd: {list}; after {seconds} s it goes on without them")
-}
-
-fn missed<T>(act: impl FnOnce(&mut BTreeMap<u64, Instant>) -> T) -> T {
-    act(&mut MISSED.lock().unwrap_or_else(PoisonError::into_inner))
+    let handover = Handover::new(standing);
+    handover::enter(remote, &handover, from);
+    Ok(Some(RemoteTier::new(&record.name, opened.for_tier(), map, handover)))
 }
 
 /// A VM has ended, and its record, the file `path`, with it: by one rename it becomes a pending release, and is given back

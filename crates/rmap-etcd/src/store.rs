@@ -276,6 +276,15 @@ impl Etcd {
         Ok(self.patiently(|etcd| etcd.txn(&compare, &looks, &looks))?.succeeded)
     }
 
+    /// As [`ControlPlane::take_over`], if nobody has owned the space since this generation.
+    ///
+    /// # Errors
+    /// As there; [`EtcdError::Raced`] if somebody has.
+    pub fn take_over_from(&mut self, space: SpaceId, expected: Generation) -> Result<(Generation, Map), EtcdError> {
+        let today = self.succeed(space, Some(expected), false)?;
+        Ok((today.generation, today.map))
+    }
+
     /// The next generation of a space, after the `expected` one, if that is given.
     ///
     /// The order: the owner's record first, then the map. From the moment the record has changed, no change of an

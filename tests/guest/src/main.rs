@@ -5,6 +5,7 @@
 mod blocks;
 mod boot;
 mod control;
+mod corpus;
 mod disk;
 mod driver;
 mod echo;

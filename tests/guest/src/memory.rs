@@ -43,7 +43,7 @@ pub struct Memory {
 
 impl Memory {
     /// `mib` of pages never written, or a share of what is available.
-    pub fn allocate(mib: Option<usize>, seed: u64) -> Result<Self> {
+    pub fn allocate(mib: Option<usize>, pattern: Pattern) -> Result<Self> {
         let available_mib = boot::meminfo_kib("MemAvailable")? / 1024;
         let mib = mib.unwrap_or((available_mib * SHARE_DEFAULT_PERCENT / 100) as usize);
         ensure!(mib > 0, "the memory to test is 0 MiB: set pagoda.mib");
@@ -57,7 +57,7 @@ impl Memory {
         // Zeroed by the kernel on first touch, not here.
         let words = vec![0; (pages + 1) * WORDS_PER_PAGE];
         let aligned_start = words.as_ptr().align_offset(PAGE_SIZE);
-        Ok(Self { words, aligned_start, versions: vec![UNWRITTEN; pages], pattern: Pattern::new(seed) })
+        Ok(Self { words, aligned_start, versions: vec![UNWRITTEN; pages], pattern })
     }
 
     pub fn pages(&self) -> usize {

@@ -24,6 +24,8 @@ pub struct Params {
     /// Memory that the phases use; without it a share of what is available.
     pub mib: Option<usize>,
     pub seed: u64,
+    /// Pages have content of the image's own files, up to so many MiB of them; 0: none have.
+    pub corpus_mib: usize,
     pub run: RunParams,
     pub disk: DiskParams,
     pub idle: Duration,
@@ -79,6 +81,7 @@ impl Params {
             work: Vec::new(),
             mib: None,
             seed: 1,
+            corpus_mib: 0,
             run: RunParams { limit: Limit::Passes(1), write_percent: 50, threads: boot::cpus() },
             disk: DiskParams {
                 seed: DISK_SEED_DEFAULT,
@@ -115,6 +118,7 @@ impl Params {
         match key {
             "mib" => self.mib = Some(number(value)?),
             "seed" => self.seed = number(value)?,
+            "corpus" => self.corpus_mib = number(value)?,
             "idle" => self.idle = Duration::from_secs(number(value)?),
             "reboot" => self.reboots = number(value)?,
             "memtester" => self.memtester = arguments(value),

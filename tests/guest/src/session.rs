@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
+use pagoda_guest::pattern::Pattern;
 
 use crate::files::Files;
 use crate::memory::Memory;
 use crate::params::{Params, RunParams, Step};
 use crate::phases::{self, Phase};
 use crate::report::Report;
-use crate::{blocks, boot, control, disk, files, sort, tools};
+use crate::{blocks, boot, control, corpus, disk, files, sort, tools};
 
 /// How a guest ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,11 +29,13 @@ pub struct Session<'a> {
     phases_run: u64,
     /// Open since the first step that used it.
     files: Option<Files>,
+    /// Read once, if pages are to have one.
+    corpus: Option<&'static [u64]>,
 }
 
 impl<'a> Session<'a> {
     pub fn new(params: &'a Params) -> Self {
-        Self { params, memory: None, phases_run: 0, files: None }
+        Self { params, memory: None, phases_run: 0, files: None, corpus: None }
     }
 
     pub fn run(&mut self, step: &Step, report: &Report) -> Result<()> {
@@ -72,7 +75,15 @@ impl<'a> Session<'a> {
     /// Replaces the memory under test by `mib` of fresh pages, all written.
     pub fn fill(&mut self, mib: Option<usize>, run: RunParams, report: &Report) -> Result<()> {
         self.memory = None;
-        let memory = self.memory.insert(Memory::allocate(mib, self.params.seed)?);
+        let mut pattern = Pattern::new(self.params.seed);
+        if self.params.corpus_mib > 0 {
+            let corpus = match self.corpus {
+                Some(corpus) => corpus,
+                None => self.corpus.insert(corpus::load(self.params.corpus_mib, report)?),
+            };
+            pattern = pattern.with_corpus(corpus);
+        }
+        let memory = self.memory.insert(Memory::allocate(mib, pattern)?);
         phases::run(Phase::Fill, memory, run, self.params.seed, report);
         Ok(())
     }

@@ -49,8 +49,9 @@ impl Qmp {
     /// # Errors
     /// QEMU refuses it, or does not answer.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
-        let request = json!({ "execute": command, "arguments": arguments });
-        writeln!(self.writer, "{request}").context("write to the monitor")?;
+        // In one piece: QEMU obeys a `quit` before the end of its line has come, and a second write would fail.
+        let request = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
+        self.writer.write_all(request.as_bytes()).context("write to the monitor")?;
         loop {
             let mut line = self.line().with_context(|| format!("wait for the answer to {command}"))?;
             if let Some(error) = line.get("error") {

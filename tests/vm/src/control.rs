@@ -100,6 +100,13 @@ impl Control {
         Ok(said.map(|line| line.text().to_owned() + "\n").collect())
     }
 
+    /// Whether the reply to the last command has come already. Of a QEMU that has ended, all that it has said is looked at.
+    pub fn has_replied(&self) -> bool {
+        self.lines.wait_end();
+        let is_reply = |text: &String| Line::parse(text).is_some_and(|line| line.kind == "reply");
+        self.lines.lines(self.at).iter().any(is_reply)
+    }
+
     /// Sends a command and waits for its reply.
     ///
     /// # Errors

@@ -119,8 +119,27 @@ impl Lab {
     /// # Errors
     /// It does not start.
     pub fn daemon_with(&self, options: DaemonOptions) -> Result<Rc<Daemon>> {
-        let number = self.daemons.borrow().len();
-        let daemon = Rc::new(Daemon::start(&self.dir().join(format!("d{number}")), options)?);
+        let dir = self.next_daemon_dir();
+        self.keep_daemon(Daemon::start(&dir, options)?)
+    }
+
+    /// Starts a daemon whose state directory is below another one, such as a disk of its own. Its sockets and its log are not there.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn daemon_in(&self, parent: &Path, options: DaemonOptions) -> Result<Rc<Daemon>> {
+        let run_dir = self.next_daemon_dir();
+        fs::create_dir(&run_dir).with_context(|| format!("make {}", run_dir.display()))?;
+        let options = DaemonOptions { run_dir: Some(run_dir), ..options };
+        self.keep_daemon(Daemon::start(&parent.join("state"), options)?)
+    }
+
+    fn next_daemon_dir(&self) -> PathBuf {
+        self.dir().join(format!("d{}", self.daemons.borrow().len()))
+    }
+
+    fn keep_daemon(&self, daemon: Daemon) -> Result<Rc<Daemon>> {
+        let daemon = Rc::new(daemon);
         self.daemons.borrow_mut().push(Rc::clone(&daemon));
         Ok(daemon)
     }

@@ -56,6 +56,14 @@ impl Pool {
     /// # Errors
     /// A server does not start.
     pub fn start_in(dir: &Path, slabs: &[u64], cluster: Option<&str>) -> Result<Pool> {
+        Pool::start_at(dir, slabs, cluster, "127.0.0.1")
+    }
+
+    /// The same; the servers listen at this address.
+    ///
+    /// # Errors
+    /// A server does not start.
+    pub fn start_at(dir: &Path, slabs: &[u64], cluster: Option<&str>, address: &str) -> Result<Pool> {
         let mut pool = Pool { dir: dir.to_owned(), servers: Mutex::default(), listeners: Vec::new() };
         let key = pool.json(&["pool", "key", "init"])?;
         let key = key["public_key"].as_str().context("the public key")?.to_owned();
@@ -65,7 +73,7 @@ impl Pool {
         }
         let mut list = String::new();
         for (id, slabs) in (1..).zip(slabs) {
-            let (server, line) = pool.serve(id, *slabs, "127.0.0.1:0")?;
+            let (server, line) = pool.serve(id, *slabs, &format!("{address}:0"))?;
             list += &format!("{line}\n");
             let addr = line.split_whitespace().nth(1).context("where it listens")?;
             pool.listeners.push((addr.to_owned(), *slabs));

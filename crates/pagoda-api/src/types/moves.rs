@@ -18,11 +18,15 @@ pub const MOVE_TIME_S_MAX: u64 = 7 * 86_400;
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum MoveMode {
-    /// What suits the VM: today always precopy
+    /// What suits the VM and risks nothing: today always precopy
     #[default]
     Auto,
-    /// All of it is sent before the VM runs there; what the guest writes meanwhile is sent again
+    /// All of it is sent before the VM runs there; what the guest writes meanwhile is sent again. A host that is lost costs no VM
     Precopy,
+    /// The VM runs there at once, and its memory follows: first what it waits for. Until all is there it needs both hosts
+    Postcopy,
+    /// As precopy for as long as each round sends less than the one before, then as postcopy. It always ends
+    Hybrid,
 }
 
 /// What happens to a move that has not ended in the time that it was given.
@@ -33,6 +37,8 @@ pub enum MoveOnTimeout {
     /// The move is given up, and the VM runs on where it is
     #[default]
     Abort,
+    /// The VM runs at its destination from then on, and the rest of its memory follows
+    Postcopy,
 }
 
 /// `POST /v1/vms/NAME/move`.
@@ -143,6 +149,27 @@ pub struct MovePlan {
     pub downtime_ms: Option<u64>,
     /// That is no longer than what was asked for.
     pub keeps_downtime: bool,
+    /// What becomes of its remote tier, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<MoveRemote>,
+}
+
+/// A remote tier of a VM that would move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveRemote {
+    /// Content that is in the pool.
+    pub bytes: u64,
+    pub fate: RemoteFate,
+}
+
+/// What becomes of a remote tier when its VM moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RemoteFate {
+    /// It stays where it is, and nothing of it is sent.
+    HandedOver,
+    /// It is sent as all other memory is, and the VM has no remote tier at its destination.
+    Copied,
 }
 
 /// Room at a destination.
@@ -172,7 +199,9 @@ pub enum MovePhase {
     Stopped,
     /// The source has given the VM away, and does not know yet whether the destination runs it.
     Granted,
-    /// It is decided where the VM runs. The two hosts clean up.
+    /// The VM runs at the destination, and a part of its memory is still at the source. It needs both hosts.
+    Postcopy,
+    /// It is decided where the VM runs, and all of it is there. The two hosts clean up.
     Settling,
     Over,
     /// One of a newer daemon.
@@ -189,6 +218,7 @@ impl MovePhase {
             MovePhase::Copying => "copying",
             MovePhase::Stopped => "stopped",
             MovePhase::Granted => "granted",
+            MovePhase::Postcopy => "postcopy",
             MovePhase::Settling => "settling",
             MovePhase::Over => "over",
             MovePhase::Unknown => "unknown",
@@ -247,8 +277,14 @@ pub struct MoveStatus {
     /// The other host, by the name that it has here.
     pub host: String,
     pub phase: MovePhase,
-    /// Memory that was sent; what was sent again counts again.
+    /// Memory that was sent, as it went over the link; what was sent again counts again.
     pub sent_bytes: u64,
+    /// Memory that was only named, because it is zeros.
+    #[serde(default)]
+    pub spared_bytes: u64,
+    /// By how much compression has made what was sent smaller.
+    #[serde(default)]
+    pub saved_bytes: u64,
     /// Memory that is to be sent, as far as is known now.
     pub left_bytes: u64,
     /// Memory of the VM.

@@ -79,6 +79,9 @@ pub struct HostPolicy {
     pub ballooned_bytes: u64,
     #[serde(default)]
     pub swapped_bytes: u64,
+    /// What the templates of snapshots take, which clones read. Part of what is used.
+    #[serde(default)]
+    pub template_bytes: u64,
     #[serde(default)]
     pub round_wait: RoundWait,
 }

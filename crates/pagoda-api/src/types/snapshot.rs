@@ -166,6 +166,9 @@ pub struct Snapshot {
     /// not recorded. Only told of a single snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefetch_bytes: Option<u64>,
+    /// DRAM that its template takes, which its clones read.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub template_bytes: u64,
     /// QEMU's state of the devices.
     pub state_bytes: u64,
     /// How long the VM stood still; not known before it ran again.
@@ -188,6 +191,10 @@ pub struct Snapshot {
     /// It was made of a file, and whether it may be started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub imported: Option<SnapshotImport>,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 impl SnapshotQemu {

@@ -159,6 +159,8 @@ pub enum Event {
     KeepBorrowed,
     /// The template is needed no longer: every borrowed chunk becomes the VM's own, as soon as that can be done.
     OwnAll,
+    /// Blocks of pages have come from another host: they can be read as quickly as any other.
+    Came { chunk: ChunkIdx, pages: PageSet },
 }
 
 /// How a fault was answered, or what it waits for.

@@ -78,7 +78,10 @@ impl Machine {
     /// With a cap of the whole VM everything comes back, so that it can run unarmed on huge pages again. A VM that has less
     /// than it is guaranteed gets back what it has elsewhere, up to that.
     pub(super) fn plan_restore(&mut self, out: &mut Actions) {
-        if !self.armed || self.swapped == 0 || (self.cap() < self.config.chunks.pages().0 && !self.is_below_min()) {
+        if !self.armed
+            || self.swapped == self.missing
+            || (self.cap() < self.config.chunks.pages().0 && !self.is_below_min())
+        {
             return;
         }
         if self.stall.is_some() || self.background.restore_paused {
@@ -90,7 +93,7 @@ impl Machine {
             }
             let chunk = ChunkIdx(self.background.restore_cursor % self.config.chunks.0);
             let c = self.chunk(chunk);
-            if !c.swapped().is_empty() && !c.busy() && !self.start_fill(chunk, None, true, out) {
+            if !c.at_hand().is_empty() && !c.busy() && !self.start_fill(chunk, None, true, out) {
                 return;
             }
             self.background.restore_cursor = (chunk.0 + 1) % self.config.chunks.0;

@@ -100,6 +100,8 @@ pub struct Machine {
     /// Pages that reads under way will add to `resident`.
     pub(super) reserved: u64,
     pub(super) swapped: u64,
+    /// Of these, what is still on its way from another host.
+    pub(super) missing: u64,
     pub(super) images: Images,
     /// What the last look of a move has found.
     pub(super) written: Vec<(ChunkIdx, PageSet)>,
@@ -151,6 +153,7 @@ impl Machine {
             resident: 0,
             reserved: 0,
             swapped: 0,
+            missing: 0,
             images: Images::default(),
             written: Vec::new(),
             looks: 0,
@@ -238,6 +241,7 @@ impl Machine {
             Event::Fenced { op, epoch } => self.fenced(op, epoch),
             Event::OwnDone { op, kept } => self.own_done(op, kept),
             Event::OwnAll => self.borrow.is_unwanted = true,
+            Event::Came { chunk, pages } => self.came(chunk, pages),
             Event::KeepBorrowed => self.keep_borrowed(),
         }
         self.retry_discards(out);
@@ -275,10 +279,11 @@ impl Machine {
             curve.restart();
         }
         for index in self.config.chunks.iter() {
-            let Located { ram, swap, shared, frozen, borrowed, private } = chunk(index);
+            let Located { ram, swap, missing, shared, frozen, borrowed, private } = chunk(index);
             // What is mapped is not known, but a frozen page was protected before it was frozen, and is until it is not.
             let open = ram - frozen;
-            self.edit(index, |c| *c = Chunk { ram, swap, shared, frozen, open, borrowed, private, ..Chunk::EMPTY });
+            let sets = Chunk { ram, swap, missing, shared, frozen, open, borrowed, private, ..Chunk::EMPTY };
+            self.edit(index, |c| *c = sets);
             if !self.chunk(index).dram().is_empty() {
                 self.chunks[index.as_usize()].phase = Phase::Hot;
                 self.queues.insert_first(index);
@@ -395,14 +400,17 @@ impl Machine {
         self.borrow.leave(chunk);
         self.resident -= u64::from(chunk.dram().count());
         self.swapped -= u64::from(chunk.swapped().count());
+        self.missing -= u64::from(chunk.missing.count());
         self.share.pages -= u64::from(chunk.shared.count());
         self.images.frozen -= u64::from(chunk.frozen.count());
         self.images.same -= u64::from(chunk.same.count());
         let result = change(chunk);
         chunk.prefetched &= chunk.ram;
+        chunk.missing &= chunk.swapped();
         self.borrow.enter(chunk);
         self.resident += u64::from(chunk.dram().count());
         self.swapped += u64::from(chunk.swapped().count());
+        self.missing += u64::from(chunk.missing.count());
         self.share.pages += u64::from(chunk.shared.count());
         self.images.frozen += u64::from(chunk.frozen.count());
         self.images.same += u64::from(chunk.same.count());
@@ -439,7 +447,7 @@ impl Machine {
     /// Panics when something is untrue that holds after every event. For tests.
     #[doc(hidden)]
     pub fn check(&self) {
-        let (mut resident, mut swapped, mut shared, mut frozen, mut same) = (0, 0, 0, 0, 0);
+        let (mut resident, mut swapped, mut missing, mut shared, mut frozen, mut same) = (0, 0, 0, 0, 0, 0);
         let mut borrow = Borrow::default();
         for index in self.config.chunks.iter() {
             let chunk = self.chunk(index);
@@ -447,6 +455,7 @@ impl Machine {
             borrow.enter(chunk);
             resident += u64::from(chunk.dram().count());
             swapped += u64::from(chunk.swapped().count());
+            missing += u64::from(chunk.missing.count());
             frozen += u64::from(chunk.frozen.count());
             same += u64::from(chunk.same.count());
             assert!(!chunk.mapped.intersects(self.watch.hidden(index)), "{index:?}: a watched page is mapped");
@@ -454,6 +463,7 @@ impl Machine {
             assert_eq!(self.queues.contains(index), chunk.phase == Phase::Hot, "{index:?} {:?}", chunk.phase);
         }
         assert_eq!((resident, swapped, shared), (self.resident, self.swapped, self.share.pages));
+        assert_eq!(missing, self.missing);
         assert_eq!((frozen, same), (self.images.frozen, self.images.same));
         assert_eq!(borrow.counts(), self.borrow.counts());
         assert!(borrow.counts().0 == 0 || self.armed, "an unarmed VM writes unseen");

@@ -30,6 +30,16 @@ impl Machine {
         }
     }
 
+    /// Pages that may hold something else than zeros, by chunk. Where it cannot be told, these are all pages of a chunk.
+    pub fn content(&self) -> Vec<(ChunkIdx, PageSet)> {
+        let may_hold = |chunk| {
+            let c = self.chunk(chunk);
+            let is_known = self.armed && !self.arming && !c.borrowed && !c.busy();
+            if is_known { c.ram | c.shared | c.swap } else { PageSet::FULL }
+        };
+        self.config.chunks.iter().map(|chunk| (chunk, may_hold(chunk))).filter(|(_, pages)| !pages.is_empty()).collect()
+    }
+
     /// What the last look has found, by chunk. It is given once.
     pub fn take_written(&mut self) -> Vec<(ChunkIdx, PageSet)> {
         std::mem::take(&mut self.written)

@@ -1,6 +1,7 @@
 //! Prefetch: pages that are expected to be needed soon come in before anybody asks for them.
 //!
-//! It is meant for a VM that was made of an image: what such a VM needed the last time it will need again. The list is advice.
+//! It is meant for a VM that was made of an image: what such a VM needed the last time it will need again. And for one that runs
+//! before all of its pages have come from another host: what comes unasked for is sent in the order of its use. The list is advice.
 //! Reads of it are fills that nobody waits for, so a page goes through the states of any page-in, and a fault on it joins its
 //! read. Faults come first: the pager reads for them first, and some fills are left for them. Nothing leaves DRAM for a prefetched
 //! page, not even the headroom that page-out would restore. It comes in unmapped and clean, and does not make its chunk hot: if
@@ -28,6 +29,16 @@ impl Machine {
         self.prefetch.set(list, self.config.chunks);
     }
 
+    /// Pages have come from another host. They come in before anybody asks, as what is to be prefetched.
+    pub(super) fn came(&mut self, chunk: ChunkIdx, pages: PageSet) {
+        if !self.armed {
+            return;
+        }
+        self.edit(chunk, |c| c.missing -= pages);
+        let pages = pages & self.chunk(chunk).swapped();
+        self.prefetch.add(chunk, pages, self.config.chunks);
+    }
+
     /// Starts the next reads of prefetch. True: some are under way, and what else could come in may wait.
     pub(super) fn plan_prefetch(&mut self, now: Now, out: &mut Actions) -> bool {
         while self.prefetch.in_flight < PREFETCHES_MAX
@@ -41,7 +52,7 @@ impl Machine {
                 break;
             }
             let c = self.chunk(chunk);
-            let wanted = pages & (c.swapped() - c.reading);
+            let wanted = pages & (c.at_hand() - c.reading);
             // A chunk that is about to leave is not the one to be filled.
             let stays = c.out.is_none() && matches!(c.phase, Phase::Absent | Phase::Hot);
             if stays && !wanted.is_empty() {

@@ -172,6 +172,8 @@ impl Machine {
         let decision = match self.config.page_in {
             // Only what somebody waits for: one bad block must not take its whole chunk along.
             _ if self.stall.is_some() || c.read_singly => PageIn::Page,
+            // From another host: nobody waits for the pages beside it.
+            _ if c.missing.contains(index) => PageIn::Page,
             // Nothing has to leave for it: what else is in the chunk is likely to be wanted, and comes cheapest now.
             PageInPolicy::Adaptive if self.is_roomy() => pattern.at_least_chunk(chunk, access),
             PageInPolicy::Adaptive => pattern,
@@ -244,12 +246,12 @@ impl Machine {
         out: &mut Actions,
     ) -> bool {
         let c = self.chunk(chunk);
-        let missing = c.swapped() - c.reading;
+        let absent = c.at_hand() - c.reading;
         let purpose = match demand {
             Some((index, access)) => Purpose::Fault { index, access, writable },
             None => Purpose::Ahead { writable },
         };
-        let is_begun = self.begin_fill(chunk, missing, purpose, out);
+        let is_begun = self.begin_fill(chunk, absent, purpose, out);
         if is_begun {
             self.widen_headroom();
             self.touch(chunk);
@@ -308,7 +310,7 @@ impl Machine {
         while let Some(&(chunk, writable)) = self.late_ahead.front() {
             let c = &self.chunks[chunk.as_usize()];
             let is_wanted =
-                !c.busy() && !c.read_singly && c.ram.is_empty() && !c.swapped().is_empty() && self.stall.is_none();
+                !c.busy() && !c.read_singly && c.ram.is_empty() && !c.at_hand().is_empty() && self.stall.is_none();
             if is_wanted && self.free() < 256 + self.headroom() / 4 {
                 return;
             }

@@ -34,6 +34,8 @@ pub struct Located {
     pub ram: PageSet,
     /// They have a block.
     pub swap: PageSet,
+    /// Of those that have a block: it is still on its way from another host.
+    pub missing: PageSet,
     /// Not in `ram`: a frame of the share group has them.
     pub shared: PageSet,
     /// The newest image has no entry of its own for them.
@@ -51,6 +53,9 @@ pub struct Chunk {
     pub ram: PageSet,
     /// The page's swap block holds data; else it is a hole.
     pub swap: PageSet,
+    /// Subset of `swapped()`, a hint: the block is still on its way from another host, and to read it may take as long as that is
+    /// away. Such a page is read only for who waits for it. Only `Machine::edit` changes this set, which counts it.
+    pub missing: PageSet,
     /// Not in `ram`: the content is a frame of the share group. What swap holds is outdated.
     pub shared: PageSet,
     /// Subset of `ram`: the swap block equals the page.
@@ -97,6 +102,7 @@ impl Chunk {
     pub const EMPTY: Chunk = Chunk {
         ram: PageSet::EMPTY,
         swap: PageSet::EMPTY,
+        missing: PageSet::EMPTY,
         shared: PageSet::EMPTY,
         clean: PageSet::EMPTY,
         mapped: PageSet::EMPTY,
@@ -137,6 +143,11 @@ impl Chunk {
         if self.borrowed { PageSet::EMPTY } else { self.swap - self.ram - self.shared }
     }
 
+    /// Pages whose content is only in swap, and there already.
+    pub fn at_hand(&self) -> PageSet {
+        self.swapped() - self.missing
+    }
+
     /// Frozen pages whose content an image has to copy, and that only swap has.
     pub fn unread(&self) -> PageSet {
         (self.frozen - self.inherited) & self.swapped()
@@ -158,6 +169,7 @@ impl Chunk {
         assert!(self.ram.contains_all(self.mapped), "mapped pages are in RAM");
         assert!(self.ram.contains_all(self.open), "pages that can be written are in RAM");
         assert!(self.ram.contains_all(self.prefetched), "prefetched pages are in RAM");
+        assert!(self.swapped().contains_all(self.missing), "what has not come is nowhere else");
         assert!(!self.open.intersects(self.clean | self.frozen), "clean and frozen pages cannot be written unseen");
         assert!(!self.open.intersects(self.same), "what can be written unseen is not known to be the same");
         assert!(self.frozen.contains_all(self.inherited), "what is the parent's is frozen");

@@ -3,6 +3,7 @@
 //! Memory must hold `min + overhead + reserve` of every VM and what is kept free; swap must hold `max - min`, or a VM that is
 //! squeezed could not be preserved. While the pool holds every VM at its cap, none is squeezed, and `max - cap` is enough.
 //! `overhead` is what was measured of the VMM and of our tables, `reserve` what copies on write of shared pages may take.
+//! What the templates of snapshots take is no VM's, and promised to none.
 //! Reservations are not allocations: an unused min is used by others until it is wanted.
 //!
 //! [`Policy::admission`](super::Policy::admission) answers for every [`Change`], and nothing else decides: whatever changes
@@ -145,6 +146,7 @@ pub(super) struct Balance {
     capacity: Reservation,
     /// Of `promised.memory`.
     mins: PageCount,
+    templates: PageCount,
     /// The pool holds all VMs at their caps.
     holds_caps: bool,
     /// All caps with what is beside them.
@@ -152,19 +154,20 @@ pub(super) struct Balance {
 }
 
 impl Balance {
-    /// Of these VMs.
+    /// Of these VMs, while templates take so much of the pool.
     pub(super) fn of<'a>(
         host: &HostSettings,
+        templates: PageCount,
         vms: impl Iterator<Item = Promise<'a>> + Clone,
         swap: &SwapSpace,
     ) -> Balance {
         // No sum of these overflows: each VM's is at most MEMORY_MAX, there are at most VMS_MAX, 2^36 times 2^12.
         let at_cap = |vm: &VmSettings, beside: Overhead| vm.cap + beside.overhead + beside.reserve;
         let most: PageCount = vms.clone().map(|vm| vm.most(at_cap)).sum();
-        let holds_caps = most + host.free_goal() <= host.pool;
-        let capacity =
-            Reservation { memory: host.pool.saturating_sub(host.free_goal()), swap: swap.free.min(FREE_MAX) };
-        let start = Balance { capacity, holds_caps, most, ..Balance::default() };
+        let taken = host.free_goal() + templates;
+        let holds_caps = most + taken <= host.pool;
+        let capacity = Reservation { memory: host.pool.saturating_sub(taken), swap: swap.free.min(FREE_MAX) };
+        let start = Balance { capacity, templates, holds_caps, most, ..Balance::default() };
         vms.fold(start, |sum, vm| {
             let needs = Reservation {
                 memory: vm.most(|vm, beside| sum.reservation(vm, beside).memory),
@@ -292,7 +295,11 @@ fn refusal(admission: &Admission) -> String {
 fn memory_is_missing(admission: &Admission, missing: PageCount) -> String {
     let Admission { needs, after, host, .. } = admission;
     let beside = after.promised.memory.saturating_sub(after.mins);
-    let least = least_pool(after.promised.memory, host);
+    let least = least_pool(after.promised.memory + after.templates, host);
+    let templates = match after.templates {
+        PageCount::ZERO => String::new(),
+        templates => format!(", templates of snapshots {}", size(templates)),
+    };
     let whose = match admission.what {
         What::Add => format!(
             " (needs {}, reserved {} of {})",
@@ -307,7 +314,7 @@ fn memory_is_missing(admission: &Admission, missing: PageCount) -> String {
         What::Host | What::Set | What::Nothing => "lower a min by",
     };
     format!(
-        "{} of memory are missing{whose}: min of all VMs {}, overhead {}, kept free {}, in a pool of {}; {advice} {} MiB \
+        "{} of memory are missing{whose}: min of all VMs {}, overhead {}{templates}, kept free {}, in a pool of {}; {advice} {} MiB \
          (`pagoda vm set NAME --min SIZE`), stop a VM, or enlarge the pool (`pagoda host set --pool {}M`)",
         size(missing),
         size(after.mins),
@@ -335,7 +342,7 @@ fn swap_is_missing(admission: &Admission, missing: PageCount) -> String {
     let (why, advice) = if after.holds_caps {
         ("every VM may have to keep its memory less its cap there", "raise a DRAM cap (--dram)".to_owned())
     } else {
-        let pool = mib(least_pool(after.most, host));
+        let pool = mib(least_pool(after.most + after.templates, host));
         (
             "the pool does not hold all VMs at their caps, so each may have to keep its memory less its min there",
             format!(

@@ -62,6 +62,8 @@ struct Last {
 #[derive(Clone, Debug)]
 pub struct Policy {
     host: HostSettings,
+    /// What templates take of the pool.
+    templates: PageCount,
     vms: BTreeMap<VmId, Vm>,
     state: ReclaimState,
     state_since_ms: u64,
@@ -82,6 +84,7 @@ impl Policy {
         host.check()?;
         Ok(Policy {
             host,
+            templates: PageCount::ZERO,
             vms: BTreeMap::new(),
             state: ReclaimState::High,
             state_since_ms: 0,
@@ -139,7 +142,7 @@ impl Policy {
             Change::Nothing => Promise { proposed: None, ..vm.promise(*id) },
             _ => vm.promise(*id),
         });
-        let before = Balance::of(&self.host, now.clone(), swap);
+        let before = Balance::of(&self.host, self.templates, now.clone(), swap);
         let (leaving, freed) = match *change {
             Change::Replace(id, ..) => (Some(id), Some(swap.without(id))),
             _ => (None, None),
@@ -157,14 +160,33 @@ impl Policy {
             }
             _ => None,
         };
-        let after = Balance::of(host, then.chain(coming), freed.as_ref().unwrap_or(swap));
+        let after = Balance::of(host, self.templates, then.chain(coming), freed.as_ref().unwrap_or(swap));
         Admission::new(change, before.missing(), after, host)
     }
 
     /// What all VMs together have reserved.
     pub fn reserved(&self) -> Reservation {
+        self.balance_beside(self.templates).promised()
+    }
+
+    /// What the templates of snapshots take of the pool now: no VM is promised that.
+    pub fn set_templates(&mut self, pages: PageCount) {
+        self.templates = pages.min(POOL_MAX);
+    }
+
+    /// As of the last call of [`Policy::set_templates`].
+    pub fn templates(&self) -> PageCount {
+        self.templates
+    }
+
+    /// Whether all VMs could have what they were promised if templates took so much more.
+    pub(super) fn keeps_promises_beside(&self, more: PageCount) -> bool {
+        self.balance_beside(self.templates + more.min(POOL_MAX)).missing().memory == PageCount::ZERO
+    }
+
+    fn balance_beside(&self, templates: PageCount) -> Balance {
         let now = self.vms.iter().map(|(id, vm)| Promise { proposed: None, ..vm.promise(*id) });
-        Balance::of(&self.host, now, &SwapSpace::default()).promised()
+        Balance::of(&self.host, templates, now, &SwapSpace::default())
     }
 
     /// Takes a VM in.

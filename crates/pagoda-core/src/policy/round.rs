@@ -54,6 +54,8 @@ pub struct HostReport {
     pub memory: HostMemory,
     /// Available memory below which the host is short; `None` stands for the default.
     pub available_min: Option<Bytes>,
+    /// What the templates of snapshots take, which clones read and no VM has to itself. It is in the pool, and in use.
+    pub templates: PageCount,
 }
 
 /// What a VM's engine reports.
@@ -219,6 +221,8 @@ pub struct Last {
     pub host: PoolSample,
     /// The pool.
     pub pool: Pool,
+    /// What templates took of it.
+    pub templates: PageCount,
     requests: Vec<LimitRequest>,
     room: Room,
 }
@@ -437,7 +441,9 @@ impl Rounds {
     /// Makes a round. The outcomes are in the order of `vms`.
     pub fn make(&mut self, host: &HostReport, vms: &[VmReport]) -> Vec<Outcome> {
         vms.iter().for_each(|vm| self.note_overhead(vm));
-        let used: PageCount = vms.iter().map(VmReport::used).sum();
+        let of_vms: PageCount = vms.iter().map(VmReport::used).sum();
+        let used = of_vms + host.templates;
+        self.policy.set_templates(host.templates);
         let set = self.policy.host().pool;
         let pool = self.pressure.pool_at(host.now_ms, set, used, &host.memory, host.available_min);
         let sample = PoolSample { now_ms: host.now_ms, pool: pool.now, used };
@@ -458,7 +464,7 @@ impl Rounds {
                 Outcome { orders, sample: self.next_sample(host.now_ms, vm) }
             })
             .collect();
-        self.last = Some(Last { plan, host: sample, pool, requests, room });
+        self.last = Some(Last { plan, host: sample, pool, templates: host.templates, requests, room });
         outcomes
     }
 
@@ -513,6 +519,17 @@ impl Rounds {
         let mut requests = last.requests.clone();
         requests.push(LimitRequest { resident, min, target: min, cap });
         self.growth.clone().plan_limits(&requests, &last.room).pop().filter(|limit| *limit < cap)
+    }
+
+    /// Whether there is room for one more template of this size: without taking memory from a VM, and beside all that VMs were
+    /// promised. Before the first round nobody knows what is free.
+    pub fn has_room_for_template(&self, pages: PageCount) -> bool {
+        let Some(last) = &self.last else { return false };
+        let since = self.policy.templates().saturating_sub(last.templates);
+        let needed = since + pages;
+        let free = last.plan.free.saturating_sub(self.policy.host().free_goal()).min(last.pool.room);
+        let is_free = last.plan.state == ReclaimState::High && !last.plan.restrained && needed <= free;
+        is_free && self.policy.keeps_promises_beside(pages)
     }
 
     /// Forgets a VM.

@@ -143,6 +143,7 @@ impl Sim {
             protect_fails: *rng.pick(&[0, 0, 2]),
             own_fails: *rng.pick(&[0, 0, 100]),
             image_fails: *rng.pick(&[0, 0, 2]),
+            missing: *rng.pick(&[0, 0, 300, 1000]),
             mistake: None,
         };
         let pace = Pace {
@@ -253,6 +254,11 @@ impl Sim {
             if self.rng.per_mille(self.prefetches) {
                 pager.prefetch(self.world.pages() / CHUNK, &mut self.rng);
             }
+            for event in pager.any_come(&mut self.rng) {
+                self.apply(event);
+            }
+        }
+        if let Some(pager) = &mut self.pager {
             if self.rng.per_mille(self.samples / 5) {
                 let on = self.rng.per_mille(700);
                 pager.watch_curve(on);

@@ -1,5 +1,7 @@
 //! The pager: executes actions exactly as they are documented, with delays, in any order, with failures and crashes.
 
+mod content;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
@@ -15,7 +17,7 @@ use crate::rng::Rng;
 use crate::share::Looking;
 use crate::vmm::Vmm;
 use crate::weather::Weather;
-use crate::world::{CHUNK, GARBAGE, Pte, World};
+use crate::world::{CHUNK, Pte, World};
 
 /// Instead of the number of an image: what is read is for a move.
 const FOR_A_MOVE: usize = usize::MAX;
@@ -54,6 +56,8 @@ pub struct Pager {
     pub images: usize,
     /// What pages held when a read for a move of them began.
     held_before: BTreeMap<u16, Vec<(usize, u64)>>,
+    /// Blocks that are on their way from another host, by chunk.
+    missing: Vec<PageSet>,
     /// An image is to begin soon.
     pub is_preparing: bool,
     /// What could not be done in this list of actions; the machine hears of it behind the list.
@@ -117,6 +121,7 @@ impl Pager {
             looks: VecDeque::new(),
             images: 0,
             held_before: BTreeMap::new(),
+            missing: vec![PageSet::EMPTY; chunks.as_usize()],
             is_preparing: false,
             failed: VecDeque::new(),
             is_unprotected: false,
@@ -253,6 +258,19 @@ impl Pager {
         self.machine.prefetch(list.collect());
     }
 
+    /// Some of what is on its way from another host comes, and something that was not, too.
+    pub fn any_come(&mut self, rng: &mut Rng) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (index, missing) in (0..).map(ChunkIdx).zip(&mut self.missing) {
+            let come: PageSet = if rng.coin() { *missing } else { missing.iter().filter(|_| rng.coin()).collect() };
+            *missing -= come;
+            if !come.is_empty() || rng.per_mille(10) {
+                events.push(Event::Came { chunk: index, pages: come | PageSet::single(rng.below(CHUNK) as u8) });
+            }
+        }
+        events
+    }
+
     fn send_event(&mut self, event: Event, world: &World) {
         if crate::tracing() {
             eprintln!("  {event:?}");
@@ -310,6 +328,8 @@ impl Pager {
                 self.read(op, page..page + 1, world);
             }
             Action::ReadSpan { op, span, wanted, .. } => {
+                let missing = self.machine.chunk(span.chunk).missing;
+                assert!(!wanted.intersects(missing), "a read of many pages waits for another host");
                 let pages = range(span).filter(|page| wanted.contains(PageIdx(*page as u64).index_in_chunk()));
                 self.read(op, pages, world);
             }
@@ -336,7 +356,10 @@ impl Pager {
                     moving.into_iter().for_each(|moving| moving.answer_nothing(page, forgets));
                 }
             }
-            Action::ReadChunk { op, chunk, .. } => self.fill(op, chunk, world),
+            Action::ReadChunk { op, chunk, .. } => {
+                assert!(self.machine.chunk(chunk).missing.is_empty(), "a read of a chunk waits for another host");
+                self.fill(op, chunk, world);
+            }
             Action::ChunkComplete { op } => self.withdraw(op, world),
             Action::ChunkAbandon { op, chunk } => {
                 chunk_pages(chunk).for_each(|page| world.punch(page));
@@ -479,67 +502,19 @@ impl Pager {
         Ok(())
     }
 
-    /// There is no newest image, or it cannot take more; the machine hears of it next.
-    fn lose_image(&mut self, world: &mut World) {
-        world.lose_images();
-        self.is_void = true;
-        self.failed.push_back(Event::Thaw);
-    }
-
-    /// What a page holds, by the place that the machine names.
-    fn content_of(&self, page: usize, from: Source, world: &World) -> u64 {
-        if self.weather.mistake == Some(Mistake::WrongSource)
-            && let Some(content) = world.blocks.get(page)
-        {
-            return content;
-        }
-        match from {
-            _ if self.is_late => world.recoverable(page),
-            Source::Ram => world.ram[page].as_ref().expect("a page preserved from RAM is there").get(),
-            Source::Buffer(op) => self.buffers[&op.0][&page],
-            Source::Frame => world.shared_content(page).expect("a page preserved from its frame is shared"),
-            Source::Parent => unreachable!("what the parent has is not copied"),
-            Source::Zero => {
-                assert_eq!(world.recoverable(page), 0, "page {page} is not zero");
-                0
-            }
-        }
-    }
-
-    /// A block that was written or dropped while it was read brings anything.
-    fn garble(&mut self, op: OpId, pages: &[usize], begun: usize, world: &World) {
-        let buffer = self.buffers.get_mut(&op.0).expect("a read has a buffer");
-        for page in pages.iter().filter(|page| begun != world.begun || !world.is_frozen(**page)) {
-            buffer.insert(*page, GARBAGE);
-        }
-    }
-
-    /// What was read for a move of pages that have changed, or come in, meanwhile.
-    fn garble_changed(&mut self, op: OpId, vmm: &Vmm) {
-        for (page, before) in self.held_before.remove(&op.0).unwrap_or_default() {
-            let entry = self.machine.chunk(ChunkIdx((page / CHUNK) as u32));
-            if vmm.truth[page] != before || !entry.swapped().contains((page % CHUNK) as u8) {
-                self.buffers.get_mut(&op.0).expect("a read has a buffer").insert(page, GARBAGE);
-            }
-        }
-    }
-
-    /// The page's block is being written in place.
-    fn is_written(&self, page: usize, world: &World) -> bool {
-        let target = |job: &Job| match &job.kind {
-            JobKind::Write { targets, .. } => targets.get(&page).copied(),
-            _ => None,
-        };
-        self.jobs.iter().filter_map(target).any(|block| world.blocks.block_of(page) == Some(block))
-    }
-
     fn armed(&mut self, world: &World) {
         let data = |chunk, there: &dyn Fn(usize) -> bool| -> PageSet {
             chunk_pages(chunk).filter(|page| there(*page)).map(|page| (page % CHUNK) as u8).collect()
         };
+        // As if by chance.
+        let is_missing = |page: usize| page.wrapping_mul(2_654_435_761) >> 7 & 1023 < self.weather.missing;
+        self.missing = (0..(world.pages() / CHUNK) as u32)
+            .map(|chunk| data(ChunkIdx(chunk), &|page| world.blocks.has(page) && is_missing(page)))
+            .collect();
         self.machine.armed(|chunk| Located {
             ram: data(chunk, &|page| world.ram[page].is_some()),
             swap: data(chunk, &|page| world.blocks.has(page)),
+            missing: self.missing[chunk.as_usize()],
             shared: data(chunk, &|page| world.entries[page].is_some()),
             frozen: match self.weather.mistake {
                 Some(Mistake::ForgetsFrozen) => PageSet::EMPTY,

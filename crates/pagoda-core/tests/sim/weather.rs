@@ -31,6 +31,8 @@ pub struct Weather {
     pub fills: usize,
     /// An image that is to begin has the one before it as its parent.
     pub parents: usize,
+    /// A block is on its way from another host when the VM is armed.
+    pub missing: usize,
     /// A page cannot be protected.
     pub protect_fails: usize,
     /// A borrowed chunk cannot be protected, or not be moved.

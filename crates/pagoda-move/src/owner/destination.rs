@@ -9,7 +9,7 @@ use super::notes::Notes;
 use super::types::{
     Action, Claim, DestinationEvent, End, GIVE_UP_AFTER, NO_ARBITER_AFTER, Qemu, RETRY_EVERY, Registered,
 };
-use crate::note::{Note, Offered};
+use crate::note::{Note, Offered, Owned};
 use crate::units::{Generation, HostKey, Moment};
 use crate::wire::Control;
 use crate::wire::control::{DecidedBy, Holding, Verdict};
@@ -181,6 +181,11 @@ impl Destination {
         matches!(self.state, State::Running | State::Closing)
     }
 
+    /// Nothing was granted, as far as is known here: the attempt can be given up by anybody.
+    pub fn is_before_grant(&self) -> bool {
+        matches!(self.state, State::Preparing | State::Filling | State::Ready)
+    }
+
     /// Pages and state of the attempt are taken in.
     pub fn takes_pages(&self) -> bool {
         matches!(self.state, State::Filling | State::Ready | State::Running) && !self.is_dead
@@ -234,6 +239,11 @@ impl Destination {
             DestinationEvent::Written(is_written) => self.notes.complete(is_written, now, actions),
             DestinationEvent::Arbiter(answer) => self.receive_answer(now, answer, actions),
             DestinationEvent::QemuDied => self.lose_qemu(now, actions),
+            DestinationEvent::NeverRan if self.state == State::Running => {
+                self.is_dead = true;
+                self.refuse(now, actions);
+            }
+            DestinationEvent::NeverRan => {}
             DestinationEvent::Resolve => self.resolve(now, actions),
             DestinationEvent::Tick => {}
         }
@@ -280,13 +290,14 @@ impl Destination {
     }
 
     fn receive_settled(&mut self, generation: Generation, verdict: Verdict, actions: &mut Vec<Action>) {
-        let is_later = generation > self.offered.generation;
+        // A VM that runs ends only if the source says that the grant came back, and that has one generation.
+        let is_back = generation == self.offered.generation.next();
         match (self.state, verdict) {
             (State::Running, Verdict::Yours) => {
                 self.state = State::Closing;
-                self.notes.want(Some(Note::Owned(self.offered.generation)), actions);
+                self.notes.want(Some(Note::Owned(Owned::Came(self.offered))), actions);
             }
-            (State::Running, Verdict::Mine) if is_later => {
+            (State::Running, Verdict::Mine) if is_back => {
                 let end = if self.is_dead { End::Crashed } else { End::Superseded };
                 self.clear(end, actions);
             }
@@ -395,7 +406,9 @@ impl Destination {
             State::Accepting | State::Claiming => self.refuse(now, actions),
             State::Running | State::Closing => {
                 // It needs no page any more.
-                (self.end, self.is_whole) = (End::Crashed, true);
+                if self.end != End::Lost {
+                    (self.end, self.is_whole) = (End::Crashed, true);
+                }
                 self.link.hurry(now);
             }
             State::Refusing | State::Clearing | State::Over => {}
@@ -406,8 +419,11 @@ impl Destination {
         match self.state {
             State::Ready => self.accept(now, DecidedBy::Grant, actions),
             State::Claiming => self.run(now, actions),
-            State::Running if !self.is_whole => {
-                self.clear(End::Lost, actions);
+            // Its note stays: a source that comes back has to hear that the VM has run here, or it lets an older state of it run. Nor is it
+            // told that all is here: it may never have granted the VM, and have the only one.
+            State::Running if !self.is_whole && self.end != End::Lost => {
+                (self.is_dead, self.end) = (true, End::Lost);
+                actions.push(Action::Discard);
             }
             // Nobody will answer any more.
             State::Running => self.receive_settled(self.offered.generation, Verdict::Yours, actions),

@@ -79,11 +79,12 @@ impl Notes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::note::Owned;
     use crate::units::Generation;
 
     #[test]
     fn what_is_wanted_last_is_written_last() {
-        let note = |generation| Some(Note::Owned(Generation(generation)));
+        let note = |generation| Some(Note::Owned(Owned::Alone(Generation(generation))));
         let (mut notes, mut actions) = (Notes::new(note(1)), Vec::new());
         notes.want(note(1), &mut actions);
         assert!(actions.is_empty() && notes.is_durable());

@@ -10,7 +10,7 @@ use super::types::{
     Action, Claim, End, GIVE_UP_AFTER, NO_ARBITER_AFTER, RETRY_EVERY, Registered, STOPPED_MAX, SourceEvent,
     TAKE_BACK_AFTER,
 };
-use crate::note::{Decision, Note, Offered};
+use crate::note::{Decision, Note, Offered, Owned};
 use crate::units::{Generation, HostKey, Moment};
 use crate::wire::Control;
 use crate::wire::control::{Holding, Verdict};
@@ -59,11 +59,14 @@ pub struct Source {
     is_asking: bool,
     ask_at: Option<Moment>,
     withdraws: bool,
+    /// An operator has let the destination run the VM, which went on here meanwhile.
+    is_superseded: bool,
     end: End,
 }
 
 impl Source {
-    /// Begins an attempt for a VM that this host owns at `own`. `offered` has the generation after it.
+    /// Begins an attempt for a VM that this host owns at `own`. `offered` has the generation after it. The caller has a note that tells of the
+    /// offer ([`Owned::Offered`]) before the destination can have all of the VM.
     pub fn begin(
         me: HostKey,
         own: Generation,
@@ -73,7 +76,7 @@ impl Source {
         actions: &mut Vec<Action>,
     ) -> Source {
         assert_eq!(offered.generation, own.next(), "an offer of another generation");
-        let mut source = Source::new(me, own, offered, Some(Note::Owned(own)), arbiter, now);
+        let mut source = Source::new(me, own, offered, Some(Note::Owned(Owned::Offered(offered))), arbiter, now);
         source.link.set(true, now);
         source.ask(actions);
         source
@@ -100,6 +103,17 @@ impl Source {
         source
     }
 
+    /// The destination has said that it runs all of a VM that was offered to it and not granted ([`super::Answer::Superseded`]). The VM is
+    /// stopped here, and then the note that gives it away is durable. So it is as after any grant: it ends here when the destination
+    /// says so once more, and comes back if that refuses.
+    pub fn supersede(me: HostKey, offered: Offered, now: Moment) -> Source {
+        let mut actions = Vec::new();
+        let mut source = Source::recover(me, offered, Decision::Grant, super::Qemu::Stopped, false, now, &mut actions);
+        assert!(actions.is_empty(), "a stopped VM waits for its destination");
+        source.is_superseded = true;
+        source
+    }
+
     fn new(me: HostKey, own: Generation, offered: Offered, note: Option<Note>, arbiter: bool, now: Moment) -> Source {
         Source {
             me,
@@ -118,6 +132,7 @@ impl Source {
             is_asking: false,
             ask_at: None,
             withdraws: false,
+            is_superseded: false,
             end: End::GivenUp,
         }
     }
@@ -134,6 +149,11 @@ impl Source {
     /// The VM is or will be at its destination: it can no longer be cancelled, only asked back.
     pub fn is_granted(&self) -> bool {
         matches!(self.state, State::Granted | State::Theirs | State::Removing)
+    }
+
+    /// The destination has said that it runs the VM.
+    pub fn is_theirs(&self) -> bool {
+        matches!(self.state, State::Theirs | State::Removing)
     }
 
     /// The destination runs the VM, and may ask for pages.
@@ -185,13 +205,19 @@ impl Source {
             Control::Holds { holding, .. } => self.is_loaded = *holding == Holding::Ready,
             Control::Started { generation, .. } if *generation == offered => match self.state {
                 State::Granted => self.state = State::Theirs,
-                // An operator has let the destination take over without a grant. It has all of the VM, which it had to say first.
+                // An operator has let the destination take over without a grant. It said before that it can run the VM, which stands still
+                // here since. So it is as if it had the grant; it may need pages.
                 State::Finishing | State::Noting | State::Reverting if self.is_loaded => {
-                    self.remove(End::Superseded, actions);
+                    (self.state, self.since) = (State::Noting, now);
+                    (self.is_superseded, self.withdraws) = (true, false);
+                    self.notes.want(Some(Note::Given(self.offered, Decision::Grant)), actions);
                 }
                 _ => {}
             },
-            Control::Whole { .. } if self.state == State::Theirs => self.remove(End::Moved, actions),
+            Control::Whole { .. } if self.state == State::Theirs => {
+                let end = if self.is_superseded { End::Superseded } else { End::Moved };
+                self.remove(end, actions);
+            }
             Control::Refusal { generation, .. }
                 if *generation == offered && matches!(self.state, State::Granted | State::Reverting) =>
             {
@@ -234,7 +260,7 @@ impl Source {
                 (self.state, self.since) = (State::Granted, now);
                 self.link.hurry(now);
             }
-            State::Noting if self.notes.has_failed() || is_late => {
+            State::Noting if !self.is_superseded && (self.notes.has_failed() || is_late) => {
                 // The note may be there or not. If this one cannot be written either, the destination's refusal will do.
                 self.withdraws = true;
                 self.revert(now, actions);
@@ -305,12 +331,12 @@ impl Source {
     fn cancel(&mut self, now: Moment, actions: &mut Vec<Action>) {
         match self.state {
             State::Copying | State::Stopping | State::Finishing => self.give_up(actions),
-            State::Noting => self.revert(now, actions),
+            State::Noting if !self.is_superseded => self.revert(now, actions),
             State::Granted => {
                 self.withdraws = true;
                 self.link.hurry(now);
             }
-            State::Reverting | State::Theirs | State::Removing | State::Ours | State::Over => {}
+            State::Noting | State::Reverting | State::Theirs | State::Removing | State::Ours | State::Over => {}
         }
     }
 
@@ -324,7 +350,7 @@ impl Source {
 
     fn revert(&mut self, now: Moment, actions: &mut Vec<Action>) {
         self.state = State::Reverting;
-        self.notes.want(Some(Note::Owned(self.own)), actions);
+        self.notes.want(Some(Note::Owned(Owned::Offered(self.offered))), actions);
         self.link.hurry(now);
     }
 
@@ -344,7 +370,7 @@ impl Source {
         if !self.is_dead {
             actions.push(Action::Run);
         }
-        self.notes.want(Some(Note::Owned(self.offered.generation.next())), actions);
+        self.notes.want(Some(Note::Owned(Owned::Back(self.offered))), actions);
     }
 
     /// QEMU goes before the note: a daemon that starts in between finds by the note what is left.

@@ -120,6 +120,8 @@ pub enum DestinationEvent<'a> {
     /// What the arbiter has now, or nothing if it was not reached.
     Arbiter(Option<Registered>),
     QemuDied,
+    /// QEMU had ended before it was told to let the guest run, as `Run` wanted, and nobody has heard that it runs.
+    NeverRan,
     /// An operator says that the source is gone for good.
     Resolve,
     Tick,

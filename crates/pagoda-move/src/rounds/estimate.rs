@@ -9,6 +9,7 @@ use crate::units::Rate;
 
 /// A round with less says little of a link: it may all have gone into buffers.
 const RATE_BYTES_MIN: Bytes = Bytes::from_mib(1);
+const MILLE: u64 = 1000;
 
 /// A round, looked at when what was written meanwhile is known.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +21,10 @@ pub(super) struct RoundFacts {
 
 #[derive(Clone, Debug)]
 pub(super) struct Estimate {
+    /// What the link carries.
     rate: Option<Rate>,
+    /// What compression leaves of pages, in thousandths, in the last two rounds that say something of the link.
+    left_by_compression: [u64; 2],
     written: Rate,
     /// The least that was left after any round.
     low: Option<PageCount>,
@@ -35,6 +39,7 @@ impl Estimate {
     pub const fn new(rate: Option<Rate>) -> Estimate {
         Estimate {
             rate,
+            left_by_compression: [MILLE; 2],
             written: Rate(0),
             low: None,
             before: None,
@@ -44,9 +49,12 @@ impl Estimate {
         }
     }
 
-    pub fn sent(&mut self, bytes: Bytes, span: Duration) {
+    /// So many bytes have gone over the link, which compression had made smaller by `saved`.
+    pub fn sent(&mut self, bytes: Bytes, saved: Bytes, span: Duration) {
         if self.rate.is_none() || bytes >= RATE_BYTES_MIN {
             self.rate = Rate::of_floor(bytes, span).filter(|rate| rate.0 > 0).or(self.rate);
+            let part = (bytes.0.saturating_mul(MILLE)).div_ceil((bytes.0 + saved.0).max(1));
+            self.left_by_compression = [self.left_by_compression[1], part.clamp(1, MILLE)];
         }
     }
 
@@ -92,13 +100,20 @@ impl Estimate {
         self.rate
     }
 
+    /// How fast pages go over the link, if they compress as those of the last two rounds that compressed worse.
+    pub fn page_rate(&self) -> Option<Rate> {
+        let part = self.left_by_compression.into_iter().max().unwrap_or(MILLE);
+        let rate = u128::from(self.rate?.0) * u128::from(MILLE) / u128::from(part);
+        Some(Rate(u64::try_from(rate).unwrap_or(u64::MAX)))
+    }
+
     pub const fn written_rate(&self) -> Rate {
         self.written
     }
 
     /// How long it takes until nothing is left, if writes go on as they do. None if that never is.
     pub fn remaining(&self, left: PageCount) -> Option<Duration> {
-        let rate = self.rate?.0.checked_sub(self.written.0)?;
+        let rate = self.page_rate()?.0.checked_sub(self.written.0)?;
         Rate(rate).time_ceil(left.bytes())
     }
 }

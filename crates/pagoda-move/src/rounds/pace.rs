@@ -11,7 +11,7 @@ const BURST: Duration = Duration::from_millis(20);
 
 /// The last run may be sent on credit, which the next one waits for.
 #[derive(Clone, Debug)]
-pub(super) struct Pace {
+pub struct Pace {
     cap: Option<Rate>,
     /// When all that was sent is paid for.
     paid_at: Moment,

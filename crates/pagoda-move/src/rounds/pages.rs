@@ -138,6 +138,11 @@ impl Pages {
         self.missing = self.ready.take();
     }
 
+    /// What is missing beside these is not.
+    pub fn keep_missing(&mut self, these: &PageMap) {
+        self.missing.retain(these);
+    }
+
     pub fn missing(&self) -> &PageMap {
         &self.missing
     }

@@ -39,8 +39,12 @@ pub enum Waits {
 pub struct Progress {
     pub phase: Phase,
     pub round: RoundNo,
-    /// Content of pages, before compression, repeated pages counted each time.
+    /// Bytes of pages on the link, repeated pages counted each time.
     pub sent: Bytes,
+    /// Bytes of pages that were named instead of sent, such as zeros.
+    pub spared: Bytes,
+    /// Bytes by which compression has made what was sent smaller.
+    pub saved: Bytes,
     /// Pages that are to be sent, as far as is known now.
     pub left: PageCount,
     pub rate: Option<Rate>,

@@ -204,6 +204,43 @@ fn postcopy_sends_nothing_before_the_grant_and_hybrid_what_comes_forward() {
     assert_eq!((rounds, step), (2, Step::Stop(Handover::Missing)));
 }
 
+/// A link of 4 MiB/s, with zeros and with compression to a quarter.
+#[test]
+fn the_link_and_the_cap_count_what_goes_over_the_wire() {
+    let mib = Bytes::from_mib(1);
+    let mut rounds = rounds(Settings { bandwidth_max: Some(Rate(mib.0)), ..settings() });
+    rounds.set_oldest_io(IoEpoch::IDLE);
+    let Next::Send(run) = rounds.next(Moment::default()) else { panic!("nothing is sent") };
+    assert_eq!(run.count().bytes(), mib);
+    assert!(matches!(rounds.next(Moment::default()), Next::Wait(until) if until > Moment(900 * MS)));
+    // All of it was named: nothing is waited for.
+    rounds.spare(mib);
+    assert!(matches!(rounds.next(Moment::default()), Next::Send(_)));
+    rounds.save(Bytes(mib.0 / 4 * 3));
+    let Next::Wait(until) = rounds.next(Moment::default()) else { panic!("a quarter is waited for") };
+    assert!(until > Moment(200 * MS) && until < Moment(250 * MS), "{until:?}");
+    let progress = rounds.progress(Moment::default());
+    assert_eq!((progress.sent, progress.spared, progress.saved), (Bytes(mib.0 / 4), mib, Bytes(mib.0 / 4 * 3)));
+
+    // Downtime counts on the worse of the last two rounds.
+    let mut rounds = self::rounds(settings());
+    let mut expected = |part: u64| {
+        rounds.written(&map(0..PAGES), IoEpoch(rounds.round().0.into()));
+        rounds.set_oldest_io(IoEpoch::IDLE);
+        while let Next::Send(_) = rounds.next(Moment::default()) {}
+        rounds.save(Bytes(4 * mib.0 * (4 - part) / 4));
+        let round = rounds.end_round(Moment(250 * MS * part as u32));
+        rounds.kept(round);
+        rounds.written(&map(0..PAGES), IoEpoch(u64::from(round.0) + 1));
+        let progress = rounds.progress(Moment::default());
+        assert_eq!(progress.rate, Some(Rate(4 * mib.0)));
+        rounds.begin_round(Moment::default());
+        progress.expected_downtime.expect("the link is known").as_millis()
+    };
+    // 10 ms without any page.
+    assert_eq!([4, 1, 1, 2, 1, 1].map(&mut expected), [1010, 1010, 260, 510, 510, 260]);
+}
+
 #[test]
 fn what_was_not_acknowledged_is_sent_again_after_a_cut() {
     let mut run = Run::new(settings());

@@ -47,6 +47,9 @@ impl TailDestination {
 
     /// What the source is to be asked for: at most one message. Empty if there is nothing to ask.
     pub fn take_demand(&mut self) -> Vec<PageRun> {
+        if self.waited.is_empty() {
+            return Vec::new();
+        }
         let mut wanted = self.waited.clone();
         wanted.remove_all(&self.asked);
         wanted.remove_all(&self.storing);
@@ -83,6 +86,9 @@ impl TailDestination {
 
     /// What the source may forget: at most one message.
     pub fn take_kept(&mut self) -> Vec<PageRun> {
+        if self.kept.is_empty() {
+            return Vec::new();
+        }
         let runs = first_runs(&self.kept);
         runs.iter().for_each(|run| self.kept.remove_in(run.chunk, run.set()));
         runs

@@ -61,15 +61,21 @@ impl TailSource {
         }
     }
 
+    /// Pages that were given out by this connection, and of which the destination has not said that it has them.
+    pub fn on_the_way(&self) -> PageCount {
+        PageCount(self.held.count().0 - self.unsent.count().0)
+    }
+
     /// The destination has these pages for good. Gives those that can be forgotten.
     pub fn kept(&mut self, runs: &[PageRun]) -> PageMap {
-        let mut there = PageMap::empty(self.held.pages());
-        for page in runs.iter().flat_map(|run| run.iter()).filter(|page| page.0 < self.held.pages().0) {
-            if self.held.contains(page) {
-                there.insert(page);
-            }
+        let pages = self.held.pages();
+        let mut there = PageMap::empty(pages);
+        for run in runs.iter().filter(|run| run.chunk.0 < pages.chunks_ceil().0) {
+            let pages = run.set() & self.held.chunk(run.chunk);
+            there.insert_in(run.chunk, pages);
+            self.held.remove_in(run.chunk, pages);
+            self.unsent.remove_in(run.chunk, pages);
         }
-        self.forget(&there);
         there
     }
 
@@ -89,26 +95,46 @@ impl TailSource {
         self.is_demanded.take();
     }
 
-    /// What to send next. It counts as sent.
-    pub fn take_run(&mut self) -> Option<(PageRun, Cause)> {
-        if self.awaits_map || self.unsent.is_empty() {
+    /// What a thread at the destination waits for, the longest first. It counts as sent.
+    pub fn take_demanded(&mut self) -> Option<PageRun> {
+        if self.awaits_map {
             return None;
         }
         while let Some(page) = self.demanded.pop_front() {
             self.is_demanded.remove(page);
             if self.unsent.contains(page) {
                 let run = pagoda_core::bits::Run { start: page.index_in_chunk(), len: 1 };
-                return Some((self.take(PageRun { chunk: page.chunk(), run }), Cause::Demand));
+                return Some(self.take(PageRun { chunk: page.chunk(), run }));
             }
+        }
+        None
+    }
+
+    /// The hottest of what nobody has asked for. It counts as sent.
+    pub fn take_pushed(&mut self) -> Option<PageRun> {
+        if self.awaits_map || self.unsent.is_empty() {
+            return None;
         }
         for _ in 0..=self.hot_first.len() {
             let chunk = self.hot_first[self.at % self.hot_first.len()];
             if let Some(run) = self.unsent.chunk(chunk).runs().next() {
-                return Some((self.take(PageRun { chunk, run }), Cause::Push));
+                return Some(self.take(PageRun { chunk, run }));
             }
             self.at = (self.at + 1) % self.hot_first.len();
         }
         unreachable!("an unsent page is in some chunk")
+    }
+
+    /// What to send next. It counts as sent.
+    pub fn take_run(&mut self) -> Option<(PageRun, Cause)> {
+        let demanded = self.take_demanded().map(|run| (run, Cause::Demand));
+        demanded.or_else(|| self.take_pushed().map(|run| (run, Cause::Push)))
+    }
+
+    /// These pages, which were given out, could not be sent: they are to be sent still. Of which connection they are does not matter.
+    pub fn put_back(&mut self, run: PageRun) {
+        let pages = run.set() & self.held.chunk(run.chunk);
+        self.unsent.insert_in(run.chunk, pages);
     }
 
     /// Pages that the destination does not have for good.

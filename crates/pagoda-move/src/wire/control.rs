@@ -99,6 +99,12 @@ pub enum Control {
         attempt: AttemptId,
         part: MapPart,
     },
+    /// From the source, before the state: pages that are in the VM's remote tier, which is handed over. Their content is there,
+    /// whatever has come of them before.
+    RemoteMap {
+        attempt: AttemptId,
+        part: MapPart,
+    },
 
     // Who owns the VM.
     /// From the destination: what it has.
@@ -172,6 +178,7 @@ impl Control {
             | Control::State { attempt, .. }
             | Control::StateEnd { attempt, .. }
             | Control::Missing { attempt, .. }
+            | Control::RemoteMap { attempt, .. }
             | Control::Holds { attempt, .. }
             | Control::Grant { attempt, .. }
             | Control::Started { attempt, .. }

@@ -19,7 +19,7 @@ const TEXT: usize = 2 + TEXT_MAX;
 const MAP_ENTRY: usize = 4 + 32;
 
 /// For each kind, counted from 1: the least and the greatest length of its payload.
-const SIZES: [(usize, usize); 22] = [
+const SIZES: [(usize, usize); 23] = [
     (70, 48 + 4 * TEXT + 2 + FEATURES_MAX + 2 + REGIONS_MAX * (TEXT + 8)),
     (20, 18 + TEXT),
     (10, 10 + REASONS_MAX * (2 + 2 * (2 + REASON_TEXT_MAX))),
@@ -42,6 +42,7 @@ const SIZES: [(usize, usize); 22] = [
     (10, 10 + RUNS_MAX * RUN_SIZE),
     (10, 10 + RUNS_MAX * RUN_SIZE),
     (8, 8),
+    (11, 11 + MAP_CHUNKS_MAX * MAP_ENTRY),
 ];
 
 /// A frame's header that has been checked: its payload's length is one that its kind can have.
@@ -139,14 +140,7 @@ impl Control {
                 w.u32(round.0);
                 11
             }
-            Control::Missing { part, .. } => {
-                w.u8(part.last.into());
-                w.list(&part.chunks, MAP_CHUNKS_MAX, |w, (chunk, pages)| {
-                    w.u32(chunk.0);
-                    pages.words().into_iter().for_each(|word| w.u64(word));
-                });
-                12
-            }
+            Control::Missing { part, .. } => encode_map_part(part, 12, w),
             Control::Holds { holding, .. } => {
                 w.u8(u8::from(*holding == Holding::Ready));
                 13
@@ -168,6 +162,7 @@ impl Control {
             Control::Demand { runs, .. } => encode_runs(runs, 20, w),
             Control::Kept { runs, .. } => encode_runs(runs, 21, w),
             Control::Whole { .. } => 22,
+            Control::RemoteMap { part, .. } => encode_map_part(part, 23, w),
         }
     }
 
@@ -230,6 +225,7 @@ impl Control {
             20 => Control::Demand { attempt, runs: decode_runs(r)? },
             21 => Control::Kept { attempt, runs: decode_runs(r)? },
             22 => Control::Whole { attempt },
+            23 => Control::RemoteMap { attempt, part: decode_map_part(r)? },
             _ => return Err(Malformed("unknown message")),
         };
         reader.end()?;
@@ -329,6 +325,15 @@ fn decode_state(attempt: AttemptId, len: usize, r: &mut Reader<'_>) -> Result<Co
 
 fn state_size(bytes: u64) -> Result<Bytes, Malformed> {
     if bytes <= STATE_MAX.0 { Ok(Bytes(bytes)) } else { Err(Malformed("size of the state")) }
+}
+
+fn encode_map_part(part: &MapPart, kind: u8, w: &mut Writer<'_>) -> u8 {
+    w.u8(part.last.into());
+    w.list(&part.chunks, MAP_CHUNKS_MAX, |w, (chunk, pages)| {
+        w.u32(chunk.0);
+        pages.words().into_iter().for_each(|word| w.u64(word));
+    });
+    kind
 }
 
 fn decode_map_part(r: &mut Reader<'_>) -> Result<MapPart, Malformed> {

@@ -15,6 +15,8 @@ impl Capabilities {
     pub const POSTCOPY: Capabilities = Capabilities(1 << 1);
     /// An arbiter decides who owns the VM when the link does not.
     pub const ARBITER: Capabilities = Capabilities(1 << 2);
+    /// A remote tier that etcd keeps is handed over, and its pages are not sent.
+    pub const REMOTE_TIER: Capabilities = Capabilities(1 << 3);
 
     pub const fn has(self, other: Capabilities) -> bool {
         self.0 & other.0 == other.0

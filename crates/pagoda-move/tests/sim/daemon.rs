@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pagoda_move::note::{Note, Offered};
+use pagoda_move::note::{Note, Offered, Owned};
 use pagoda_move::owner::{
     Action, Claim, DestinationEvent, End, Qemu as QemuState, Recovered, Source, SourceEvent, recover,
 };
@@ -107,7 +107,8 @@ impl World {
         self.schedule_in(again, Event::Move);
         let owner = (0..2).find(|host| matches!(self.hosts[*host].note, Some(Note::Owned(_))));
         let Some(host) = owner.filter(|host| self.hosts[*host].is_running() && !self.is_healed) else { return };
-        let Some(Note::Owned(own)) = self.hosts[host].note else { return };
+        let Some(Note::Owned(owned)) = self.hosts[host].note else { return };
+        let own = owned.generation();
         let (me, peer) = (self.hosts[host].key, self.hosts[1 - host].key);
         let attempt = AttemptId(self.chance.draw() | 1);
         let is_idle = |daemon: &Daemon| daemon.source.is_none() && daemon.destination.is_none();
@@ -115,6 +116,8 @@ impl World {
             return;
         }
         let offered = Offered { attempt, peer, generation: own.next() };
+        // Written before anything is sent.
+        self.hosts[host].note = Some(Note::Owned(Owned::Offered(offered)));
         let mut actions = Vec::new();
         let mut owner = Source::begin(me, own, offered, self.plan.arbiter, self.now, &mut actions);
         let is_linked = self.link.seen[host] != 0;

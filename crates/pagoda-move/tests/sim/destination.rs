@@ -50,7 +50,7 @@ impl World {
         let Some(daemon) = &mut self.hosts[host].daemon else { return };
         let namesake = match note {
             _ if daemon.source.is_some() || daemon.destination.is_some() => Namesake::Unsettled,
-            Some(Note::Owned(generation)) => Namesake::Owned(generation),
+            Some(Note::Owned(owned)) => Namesake::Owned(owned.generation()),
             _ => Namesake::None,
         };
         let (regions, attempt) = (regions(), hello.attempt);

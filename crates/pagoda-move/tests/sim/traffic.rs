@@ -92,7 +92,7 @@ impl World {
     pub fn answer(&mut self, host: usize, message: &Control) {
         let (me, peer) = (self.hosts[host].key, self.hosts[1 - host].key);
         match answer(self.hosts[host].current_note(), peer, message) {
-            Answer::Nothing => {}
+            Answer::Nothing | Answer::Unknown => {}
             Answer::Send(message) => self.send(host, &message),
             // The note is busy with another attempt. A grant that counts is repeated.
             Answer::Refuse(..) if self.outgoing(host).is_some() || self.incoming(host).is_some() => {}
@@ -103,7 +103,7 @@ impl World {
                 daemon.destination = Some(Incoming::new(owner, None));
                 self.execute(host, actions);
             }
-            Answer::Superseded(generation) => self.note_violation(format!("superseded by {generation:?}")),
+            Answer::Superseded(offered) => self.note_violation(format!("superseded by {offered:?}")),
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pagoda_core::chance::Chance;
 use pagoda_move::map::PageRun;
-use pagoda_move::note::Note;
+use pagoda_move::note::{Note, Owned};
 use pagoda_move::owner::{Claim, DestinationEvent, Registered, SourceEvent};
 use pagoda_move::rounds::Slowing;
 use pagoda_move::units::{Generation, Moment};
@@ -124,7 +124,7 @@ pub struct World {
 impl World {
     pub fn new(plan: Plan, mut chance: Chance, trace: bool) -> World {
         let mut hosts = [Host::new(1), Host::new(2)];
-        hosts[0].note = Some(Note::Owned(Generation(1)));
+        hosts[0].note = Some(Note::Owned(Owned::Alone(Generation(1))));
         hosts[0].qemu = Some(Qemu { running: true, count: 0 });
         hosts[0].reserved = true;
         let truth: Vec<u64> = (0..PAGES.0).map(|page| if chance.per_mille(300) { 0 } else { page + 1 }).collect();

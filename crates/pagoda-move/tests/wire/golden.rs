@@ -99,8 +99,13 @@ fn messages_of_the_copy_and_of_the_tail() {
     );
     let part = MapPart { chunks: vec![(ChunkIdx(2), PageSet::from_words([5, 0, 0, 1 << 63]))], last: true };
     check(
-        Control::Missing { attempt: ATTEMPT, part },
+        Control::Missing { attempt: ATTEMPT, part: part.clone() },
         "0c0000002f00000088776655443322110101000200000005000000000000000000000000000000000000000000000000\
+             00000000000080",
+    );
+    check(
+        Control::RemoteMap { attempt: ATTEMPT, part },
+        "170000002f00000088776655443322110101000200000005000000000000000000000000000000000000000000000000\
              00000000000080",
     );
     check(

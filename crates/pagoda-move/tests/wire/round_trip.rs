@@ -43,7 +43,7 @@ fn any_hello(attempt: AttemptId, number: u64, text: &str) -> Hello {
 
 fn any_control() -> impl Strategy<Value = Control> {
     let parts = (1..u64::MAX, 0..u64::MAX / 2, "[a-z0-9é.,-]{0,30}", proptest::collection::vec(any_run(), 0..8));
-    (0..22, parts, any::<[u64; 4]>()).prop_map(|(kind, (attempt, number, text, runs), words)| {
+    (0..23, parts, any::<[u64; 4]>()).prop_map(|(kind, (attempt, number, text, runs), words)| {
         let attempt = AttemptId(attempt);
         let generation = Generation(number);
         let room = |shift: u32| Room { dram: Bytes(number >> shift), swap: Bytes(number), pool: Bytes(words[0]) };
@@ -63,10 +63,11 @@ fn any_control() -> impl Strategy<Value = Control> {
             8 => Control::RoundKept { attempt, round: RoundNo(number as u32) },
             9 => Control::State { attempt, offset: Bytes(number % (1 << 27)), bytes: text.into_bytes().repeat(9) },
             10 => Control::StateEnd { attempt, total: Bytes(number % (1 << 28)), round: RoundNo(number as u32) },
-            11 => {
+            11 | 22 => {
                 let pages = PageSet::from_words(words) | PageSet::single(0);
                 let chunks = [3, 900_000].map(|chunk| (ChunkIdx(chunk), pages));
-                Control::Missing { attempt, part: MapPart { chunks: chunks.to_vec(), last: number % 2 == 0 } }
+                let part = MapPart { chunks: chunks.to_vec(), last: number % 2 == 0 };
+                if kind == 11 { Control::Missing { attempt, part } } else { Control::RemoteMap { attempt, part } }
             }
             12 => Control::Holds { attempt, holding: if number % 2 == 0 { Holding::Filling } else { Holding::Ready } },
             13 => {
@@ -139,7 +140,9 @@ fn the_caps_leave_room_for_what_they_allow() {
     check(Control::Reserve { attempt, room, specification: "s".repeat(SPECIFICATION_MAX) });
     check(Control::State { attempt, offset: Bytes(1), bytes: vec![1; STATE_CHUNK_MAX] });
     let chunks = (0..MAP_CHUNKS_MAX as u32).map(|chunk| (ChunkIdx(chunk), PageSet::FULL)).collect();
-    check(Control::Missing { attempt, part: MapPart { chunks, last: false } });
+    let part = MapPart { chunks, last: false };
+    check(Control::Missing { attempt, part: part.clone() });
+    check(Control::RemoteMap { attempt, part });
     check(Control::Demand { attempt, runs: vec![run(1, 2, 3); RUNS_MAX] });
 }
 

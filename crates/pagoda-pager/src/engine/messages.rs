@@ -63,6 +63,9 @@ impl Engine {
             Command::Move(on) => self.set_moving(on),
             Command::LookForWrites(asker) => self.mover.ask_look(asker),
             Command::CopyOut(order) => self.mover.ask_copy(order),
+            // Whoever asked may have gone.
+            Command::AskOrder(asker) => drop(asker.send(self.paging.machine().chunk_order())),
+            Command::AskContent(asker) => drop(asker.send(self.paging.machine().content())),
             Command::HurryMove(on) => self.mover.hurry(on),
             Command::Arrived { found, asker } => self.arrive(found, asker),
             Command::Refresh => self.publish(),

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use pagoda_core::bits::Run;
+use pagoda_core::bits::{PageSet, Run};
 use pagoda_core::fault::{Event, IoError, Pages, Refusal, Source, Stall};
 use pagoda_core::units::{PAGE_SIZE, PageCount};
 use pagoda_sys::ring::Ring;
@@ -22,6 +22,8 @@ use crate::handle::{Content, Copied, CopyOrder, Look};
 const MOVE_PER_MILLE: u32 = 500;
 /// Pages of one copy: some 50 us, for which faults wait.
 const COPY_PAGES: u16 = 64;
+/// Runs of pages that are named and not copied before anything else is looked at: some microseconds.
+const NAMED_RUNS: usize = 32;
 /// When a copy that was refused is asked for again: whatever is under way with its chunk takes about as long.
 const LATER: Duration = Duration::from_micros(200);
 /// How long a look waits until the VM is armed and owns what it has borrowed.
@@ -113,8 +115,11 @@ impl Mover {
 
     /// Somebody wants a copy.
     pub fn ask_copy(&mut self, order: CopyOrder) {
-        if self.is_on {
-            self.wanted.push_back(Copying { pages: order.pages, to: order.to });
+        let copying = Copying { pages: order.pages, to: order.to };
+        match self.is_on {
+            true if order.is_urgent => self.wanted.push_front(copying),
+            true => self.wanted.push_back(copying),
+            false => {}
         }
     }
 
@@ -141,6 +146,7 @@ impl Mover {
         if !is_due {
             return Turn::Nothing;
         }
+        self.name_handed_over(paging);
         let Some(copying) = self.wanted.pop_front() else { return Turn::Nothing };
         let Pages { chunk, run } = copying.pages;
         let len = run.len.min(COPY_PAGES);
@@ -151,6 +157,26 @@ impl Mover {
         let pages = Pages { chunk, run: Run { start: run.start, len } };
         self.given.push(Copying { pages, to: copying.to });
         Turn::Copy(pages)
+    }
+
+    /// Pages of a tier that is handed over are named, and not copied: those at the front of what is wanted, some at a time.
+    fn name_handed_over(&mut self, paging: &Paging) {
+        for _ in 0..NAMED_RUNS {
+            let Some(Copying { pages: Pages { chunk, run }, .. }) = self.wanted.front() else { return };
+            let (chunk, asked) = (*chunk, PageSet::range(run.start, run.len));
+            let handed = paging.handed_over(chunk, asked);
+            if handed.is_empty() {
+                return;
+            }
+            let Some(Copying { to, .. }) = self.wanted.pop_front() else { return };
+            for run in handed.runs() {
+                // Whoever asked may have gone.
+                let _ = to.send(Copied { pages: Pages { chunk, run }, content: Content::HandedOver });
+            }
+            for run in (asked - handed).runs() {
+                self.wanted.push_front(Copying { pages: Pages { chunk, run }, to: to.clone() });
+            }
+        }
     }
 
     fn wait_to_look(&mut self, why: Refusal, waited: Duration) -> Turn {

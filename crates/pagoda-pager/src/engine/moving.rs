@@ -59,7 +59,7 @@ impl Engine {
         }
     }
 
-    /// All pages of the VM are in their places.
+    /// All pages of the VM are in their places, except for those that the tier of its source gets later.
     pub(super) fn arrive(&mut self, found: Vec<Located>, asker: Sender<Result<(), String>>) {
         let Some(Awaited { limit }) = self.arrival.take() else {
             let _ = asker.send(Err("no pages of this VM are awaited".to_owned()));
@@ -72,7 +72,8 @@ impl Engine {
         let _ = asker.send(begun);
     }
 
-    fn begin_with(&mut self, found: Vec<Located>, limit: PageCount) -> Result<(), EngineError> {
+    fn begin_with(&mut self, mut found: Vec<Located>, limit: PageCount) -> Result<(), EngineError> {
+        self.paging.expect_missing(&mut found)?;
         let is_home = found.iter().all(|located| located.swap.is_empty());
         // All of it is in DRAM and may stay there: the kernel can go on to serve it.
         if !is_home || limit < self.paging.space().chunks().pages() {

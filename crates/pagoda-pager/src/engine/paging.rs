@@ -333,6 +333,11 @@ impl Paging {
         }
     }
 
+    /// Pages that were missing and have come from another host. Each is given once.
+    pub fn take_came(&mut self) -> Option<(ChunkIdx, PageSet)> {
+        self.tiers.take_came()
+    }
+
     /// Once a second: what tiers do now and then.
     pub fn maintain_tiers(&mut self) {
         self.note_let_run();
@@ -347,6 +352,13 @@ impl Paging {
     /// What is known of the remote tier, if there is one.
     pub fn remote(&mut self) -> Option<RemoteNumbers> {
         self.tiers.remote()
+    }
+
+    /// Those of these pages whose content is in a tier that is handed over to whoever the VM moves to, and nowhere else.
+    pub fn handed_over(&self, chunk: ChunkIdx, pages: PageSet) -> PageSet {
+        let c = self.machine.chunk(chunk);
+        let is_known = self.machine.can_look().is_ok() && !c.busy();
+        if is_known { self.tiers.handed_over(chunk, pages & c.swapped()) } else { PageSet::EMPTY }
     }
 
     /// These blocks become holes, in whichever tier they are.

@@ -96,6 +96,22 @@ impl PageMap {
         }
         Ok(())
     }
+
+    /// The tier has these pages, of all chunks, and no others: one write, however many there are. If it fails the file may have some of
+    /// it; nothing is changed here.
+    ///
+    /// # Errors
+    /// The error of pwrite(2).
+    ///
+    /// # Panics
+    /// If they are of another number of chunks.
+    pub fn set_all(&mut self, chunks: Vec<PageSet>) -> io::Result<()> {
+        assert_eq!(chunks.len(), self.chunks.len(), "the chunks of another VM");
+        self.file.write_all_at(&encode_all(&chunks), self.start)?;
+        self.count = chunks.iter().map(|pages| u64::from(pages.count())).sum();
+        self.chunks = chunks;
+        Ok(())
+    }
 }
 
 fn encode_all(chunks: &[PageSet]) -> Vec<u8> {

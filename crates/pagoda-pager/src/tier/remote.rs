@@ -7,9 +7,12 @@
 //! * A block that is outdated loses its bit at once. The pool is not told: it keeps whole slabs, and a page's next content
 //!   replaces the old one. Slabs in which no page has a bit go back to their servers after a while.
 //! * A page that the pool lost stops the VM ([`IoError::Lost`]). It is never taken for zeros.
+//! * While the VM moves, the daemon says what may be done with the space ([`Handover`]).
 
+mod handover;
 mod map;
 mod numbers;
+mod opened;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -21,23 +24,18 @@ use pagoda_core::fault::{IoError, OpId};
 use pagoda_core::stats::{Metric, Stats};
 use pagoda_core::units::{ChunkIdx, PAGE_SIZE, PageIdx};
 use pagoda_sys::Errno;
-use rmap::client::{Client, Event, Failure, Reach, Refused, SpaceRef};
-use rmap::control::{ControlReply, ControlRequest};
-use rmap::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, Time, content_of};
+use rmap::client::{Event, Failure, Reach, Refused, SpaceRef};
+use rmap::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, content_of};
 use rmap_io::net::UdpClient;
 
+pub use handover::{Handover, NotStill, Standing, WeakHandover};
 pub use map::RemoteMap;
 pub use numbers::RemoteNumbers;
+pub use opened::{Control, Maintain, Opened};
 
 use super::kept::Kept;
 use super::{Begun as Started, Content, Counts, Ended, Io, Outcome, Read, Step, Takes, Target, Tier, Write};
 use crate::space::Space;
-
-/// How the pool's client asks its control plane.
-pub type Control = Box<dyn FnMut(&ControlRequest) -> ControlReply + Send>;
-
-/// What else is to be done with the pool's client now and then, such as to make servers known that have come. It never waits.
-pub type Maintain = Box<dyn FnMut(&mut Client, Time) + Send>;
 
 /// How long page-out waits for the pool before the swap file gets the page: many round trips, and far longer than the pool
 /// needs to fail over to another copy.
@@ -96,6 +94,12 @@ pub struct RemoteTier {
     space: SpaceRef,
     map: RemoteMap,
     maintain: Maintain,
+    handover: Handover,
+    /// As of the last turn, and since when.
+    standing: Standing,
+    stands_since: Instant,
+    /// Held, and no write can land: as of the last turn.
+    is_still: bool,
     /// Not begun: page-ins that a fault waits for, others, page-outs with the time they were asked for.
     demand: VecDeque<Job>,
     ahead: VecDeque<Job>,
@@ -138,14 +142,19 @@ impl std::fmt::Debug for RemoteTier {
 }
 
 impl RemoteTier {
-    /// The tier of the VM of this name. `space` of the client has a page for each of the VM.
-    pub fn new(vm: &str, udp: UdpClient<Control>, space: SpaceRef, map: RemoteMap, maintain: Maintain) -> RemoteTier {
+    /// The tier of the VM of this name. The space that was opened has a page for each of the VM.
+    pub fn new(vm: &str, opened: Opened, map: RemoteMap, handover: Handover) -> RemoteTier {
+        let Opened { udp, space, maintain } = opened;
         RemoteTier {
             vm: vm.to_owned(),
             udp,
             space,
             map,
             maintain,
+            standing: handover.standing(),
+            stands_since: Instant::now(),
+            handover,
+            is_still: false,
             demand: VecDeque::new(),
             ahead: VecDeque::new(),
             writes: VecDeque::with_capacity(2 * WAITING_MAX),
@@ -167,6 +176,40 @@ impl RemoteTier {
             idle: Vec::new(),
             looked_at: Instant::now(),
         }
+    }
+
+    /// Does what the daemon says of the space, and says whether a write may land.
+    fn follow(&mut self) {
+        let has_writes = !self.writes.is_empty() || self.writes_begun > 0 || !self.abandoned.is_empty();
+        let (standing, opened) = self.handover.follow(has_writes);
+        if let Some(opened) = opened {
+            self.replace(opened);
+        }
+        if standing != self.standing {
+            (self.standing, self.stands_since) = (standing, Instant::now());
+        }
+        self.is_still = standing == Standing::Held && !has_writes;
+    }
+
+    /// Goes on as the owner that another client is. What was asked of the one before is asked of it again; what that was writing does
+    /// not count.
+    fn replace(&mut self, opened: Opened) {
+        let Opened { udp, space, maintain } = opened;
+        self.udp.replace(udp);
+        (self.space, self.maintain, self.counted_at) = (space, maintain, None);
+        self.abandoned.clear();
+        let mut begun: Vec<(u64, Begun)> = self.begun.drain().collect();
+        // The last first: each is put before all others.
+        begun.sort_unstable_by_key(|(token, _)| std::cmp::Reverse(*token));
+        for (_, Begun { job, .. }) in begun {
+            match job.kind {
+                JobKind::Read { demand: true, .. } => self.demand.push_front(job),
+                JobKind::Read { demand: false, .. } => self.ahead.push_front(job),
+                JobKind::Write => self.late.push_back(job),
+            }
+        }
+        self.late.extend(self.writes.drain(..).map(|begun| begun.job));
+        self.writes_begun = 0;
     }
 
     /// Hands what waits to the client, as much as it takes.
@@ -207,11 +250,14 @@ impl RemoteTier {
 
     /// Whether a page could be asked for at once that was not.
     fn can_begin(&self) -> bool {
-        !self.is_refused && !self.writes.is_empty() && self.writes_begun < WRITES_MAX
+        self.standing != Standing::Away && !self.is_refused && !self.writes.is_empty() && self.writes_begun < WRITES_MAX
     }
 
     /// Does what is due, and says how long nothing more is.
     fn expire(&mut self) -> Duration {
+        if self.standing == Standing::Away {
+            return Duration::MAX;
+        }
         let due = self.udp.expire();
         if self.udp.client.has_event() {
             return Duration::ZERO;
@@ -301,6 +347,12 @@ impl RemoteTier {
     }
 
     fn late_reads(&self) -> Option<(u64, String)> {
+        if self.standing == Standing::Away {
+            let pages = (self.demand.len() + self.ahead.len() + self.begun.len()) as u64;
+            let is_late = pages > 0 && self.stands_since.elapsed() >= WAIT_REPORTED;
+            let what = || format!("{pages} pages of the pool, whose map is being taken over (is etcd there?)");
+            return is_late.then(|| (pages, what()));
+        }
         let (now, at) = (Instant::now(), self.udp.now());
         let is_late = |begun: &&Begun| begun.job.kind != JobKind::Write && now - begun.at >= WAIT_REPORTED;
         let begun: Vec<&Begun> = self.begun.values().filter(is_late).collect();
@@ -345,6 +397,9 @@ impl Tier for RemoteTier {
     }
 
     fn takes(&self, has_time: bool) -> Takes {
+        if self.standing != Standing::Owner {
+            return Takes::No;
+        }
         if !self.abandoned.is_empty() || self.paused_until.is_some_and(|until| Instant::now() < until) {
             return Takes::No;
         }
@@ -361,17 +416,27 @@ impl Tier for RemoteTier {
     }
 
     fn write(&mut self, _: &mut Io<'_>, write: &Write) -> Started {
+        // It was held since it was asked whether it takes any.
+        if self.standing != Standing::Owner {
+            return Started { declined: write.pages, ..Started::default() };
+        }
         self.begin_jobs(write.op, write.chunk, write.pages, JobKind::Write)
     }
 
     fn begin(&mut self, io: &mut Io<'_>) -> Duration {
-        self.begin_waiting(io);
+        self.follow();
+        if self.standing != Standing::Away {
+            self.begin_waiting(io);
+        }
         let wait = self.expire();
         if self.can_begin() || !self.late.is_empty() { Duration::ZERO } else { wait }
     }
 
     fn turn(&mut self) -> io::Result<()> {
-        self.udp.turn().map(drop)
+        match self.standing {
+            Standing::Away => self.udp.ignore(),
+            _ => self.udp.turn().map(drop),
+        }
     }
 
     fn next_ended(&mut self, io: &mut Io<'_>) -> Option<Ended> {
@@ -432,7 +497,14 @@ impl Tier for RemoteTier {
         })
     }
 
+    fn handed_over(&self, chunk: ChunkIdx) -> PageSet {
+        if self.is_still { self.map.of(chunk) } else { PageSet::EMPTY }
+    }
+
     fn recover(&mut self, found: &mut dyn FnMut(ChunkIdx, PageSet)) -> Result<(), Errno> {
+        if let Some(pages) = self.handover.take_pages() {
+            self.map.replace(&pages).map_err(errno_of)?;
+        }
         for chunk in (0..self.map.chunks()).map(ChunkIdx) {
             let pages = self.map.of(chunk);
             if !pages.is_empty() {
@@ -443,9 +515,14 @@ impl Tier for RemoteTier {
     }
 
     fn maintain(&mut self, written: &mut dyn Iterator<Item = ChunkIdx>) {
-        let now = self.udp.now();
-        (self.maintain)(&mut self.udp.client, now);
-        self.return_slabs(written);
+        self.follow();
+        if self.standing != Standing::Away {
+            let now = self.udp.now();
+            (self.maintain)(&mut self.udp.client, now);
+        }
+        if self.standing == Standing::Owner {
+            self.return_slabs(written);
+        }
     }
 
     fn counts(&self) -> Counts {

@@ -154,6 +154,13 @@ impl Stack {
         owners
     }
 
+    /// Those of these pages that need not be sent to whoever the VM moves to: the tier that has them is handed over.
+    pub fn handed_over(&self, chunk: ChunkIdx, pages: PageSet) -> PageSet {
+        let owners = self.owners(chunk, pages);
+        let each = self.levels.iter().zip(owners);
+        each.fold(PageSet::EMPTY, |all, (level, owned)| all | (level.tier.handed_over(chunk) & owned))
+    }
+
     /// Has each tier read the pages that it has. A wanted page without a block is read from the swap file, whose holes are zeros.
     /// `begun` hears what each has begun.
     pub fn read(&mut self, ring: &mut Ring, space: &Space, wanted: &Wanted, mut begun: impl FnMut(TierIdx, Begun)) {
@@ -327,6 +334,30 @@ impl Stack {
             all.iter_mut().zip(held).for_each(|(all, held)| *all |= held);
         }
         Ok(all)
+    }
+
+    /// Of the chunk's blocks, those that have not come to this host yet.
+    pub fn missing(&self, chunk: ChunkIdx) -> PageSet {
+        let each = self.levels.iter().map(|level| level.tier.missing(chunk));
+        each.fold(PageSet::EMPTY, |all, pages| all | pages)
+    }
+
+    /// The VM begins, and these pages, by chunk, have not come yet. No tier has anything of them.
+    ///
+    /// # Errors
+    /// It cannot be noted. `NOENT`: none of the tiers expects pages, and some are missing.
+    pub fn expect(&mut self, missing: &[PageSet]) -> Result<(), Errno> {
+        for level in &mut self.levels {
+            if level.tier.expect(missing)? {
+                return Ok(());
+            }
+        }
+        if missing.iter().all(PageSet::is_empty) { Ok(()) } else { Err(Errno::NOENT) }
+    }
+
+    /// Pages that were missing and have come. Each is given once.
+    pub fn take_came(&mut self) -> Option<(ChunkIdx, PageSet)> {
+        self.levels.iter_mut().find_map(|level| level.tier.take_came())
     }
 
     /// Once a second. `written` gives the chunks that are being written out.

@@ -74,13 +74,13 @@ impl SwapTier {
 }
 
 /// Offset from the run's start, and length, of each request of a run of pages.
-fn requests(run: Run) -> impl Iterator<Item = (u64, u64)> {
+pub(super) fn requests(run: Run) -> impl Iterator<Item = (u64, u64)> {
     let len = u64::from(run.len) * PAGE_SIZE;
     (0..len).step_by(REQUEST_MAX as usize).map(move |at| (at, (len - at).min(REQUEST_MAX)))
 }
 
 /// The memory that `len` bytes of the space from `offset` on are read into.
-fn memory_of(io: &Io<'_>, target: Target, offset: u64, len: u64) -> Memory {
+pub(super) fn memory_of(io: &Io<'_>, target: Target, offset: u64, len: u64) -> Memory {
     match target {
         Target::Buffer { id, first } => {
             BufferSlice { id, offset: (offset - first.offset().0) as u32, len: len as u32 }.into()

@@ -12,5 +12,6 @@ mod fills;
 mod moving;
 mod prefetch;
 mod reads;
+mod tail;
 mod vcpu;
 mod vm;

@@ -39,7 +39,7 @@ impl<'a> Mover<'a> {
         for (chunk, pages) in written {
             for run in pages.runs() {
                 let pages = Pages { chunk: *chunk, run };
-                self.engine.send(Command::CopyOut(CopyOrder { pages, to: self.sender.clone() }));
+                self.engine.send(Command::CopyOut(CopyOrder { pages, to: self.sender.clone(), is_urgent: false }));
             }
         }
         let count = written.iter().map(|(_, pages)| u64::from(pages.count())).sum();
@@ -53,6 +53,7 @@ impl<'a> Mover<'a> {
                 Content::Bytes(bytes) => self.to.store(pages, &bytes).unwrap(),
                 Content::Zeros => self.to.zero(pages).unwrap(),
                 Content::Failed(why) => panic!("{why}"),
+                Content::HandedOver => panic!("nothing is handed over"),
             }
         }
         count
@@ -171,7 +172,7 @@ fn what_cannot_be_read_is_said() {
     let _ = engine.handle.look_for_writes().unwrap();
     let (to, copies) = channel();
     let pages = Pages { chunk: ChunkIdx(0), run: Run { start: 0, len: 256 } };
-    engine.send(Command::CopyOut(CopyOrder { pages, to }));
+    engine.send(Command::CopyOut(CopyOrder { pages, to, is_urgent: false }));
     // It is over before all has come: whoever waits hears it.
     let mut bytes = 0;
     while let Ok(Copied { content, .. }) = copies.recv_timeout(PATIENCE) {
@@ -179,6 +180,7 @@ fn what_cannot_be_read_is_said() {
             Content::Bytes(content) => bytes += content.len() as u64,
             Content::Zeros => {}
             Content::Failed(why) => panic!("{why}"),
+            Content::HandedOver => panic!("nothing is handed over"),
         }
         if bytes > 0 {
             engine.send(Command::Move(false));

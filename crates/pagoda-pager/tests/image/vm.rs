@@ -19,6 +19,7 @@ use pagoda_pager::share::{Group, Member, table};
 use pagoda_pager::space::{Region, Shard, Space};
 use pagoda_pager::tier::compressed::CompressedTier;
 use pagoda_pager::tier::image::ImageTier;
+use pagoda_pager::tier::source::{ArrivalFiles, Arrivals, SourceTier};
 use pagoda_pager::tier::{Stack, Tier};
 use pagoda_sys::guest::Guest;
 use pagoda_sys::process;
@@ -67,6 +68,8 @@ pub struct Vm {
     arrives: bool,
     /// Its swap file, if somebody else has it too.
     swap: Option<SwapFile>,
+    /// Of one that may run before all its pages have come.
+    arrivals: Option<Arc<Arrivals>>,
 }
 
 /// An engine, from the daemon's side.
@@ -92,6 +95,30 @@ impl Vm {
         let mut vm = Vm::new(name, kind);
         vm.arrives = true;
         vm
+    }
+
+    /// One that may run before they have come.
+    pub fn lacking(name: &str, kind: Kind) -> Vm {
+        let mut vm = Vm::arriving(name, kind);
+        vm.arrivals = Some(Arrivals::create(vm.arrival_files(), ChunkCount(CHUNKS)).unwrap());
+        vm
+    }
+
+    /// What has come to it later, and is to come.
+    pub fn arrivals(&self) -> Arc<Arrivals> {
+        Arc::clone(self.arrivals.as_ref().expect("it has such pages"))
+    }
+
+    /// The daemon has died, and another one is there. Nobody has what the one before knew.
+    pub fn reopen_arrivals(&mut self) {
+        let before = self.arrivals.take().map(|arrivals| Arc::strong_count(&arrivals));
+        assert_eq!(before, Some(1), "somebody has what the daemon before knew");
+        let files = self.arrival_files();
+        self.arrivals = files.exist().then(|| Arrivals::open(files, ChunkCount(CHUNKS)).unwrap());
+    }
+
+    pub fn arrival_files(&self) -> ArrivalFiles {
+        ArrivalFiles::beside(&swap_path(&self.dir))
     }
 
     /// The files of its memory, for whoever fills them.
@@ -121,7 +148,8 @@ impl Vm {
         let group = kind.shares.then(|| Arc::new(Group::create(name, 1 << 16).unwrap()));
         let table = kind.shares.then(|| table::create(name, BYTES).unwrap());
         let shared = SharedMap::create().unwrap();
-        Vm { dir, guest, shared, kind, reads, ram, uffd, group, table, vmm, served: false, arrives: false, swap: None }
+        let (served, arrives, swap, arrivals) = (false, false, None, None);
+        Vm { dir, guest, shared, kind, reads, ram, uffd, group, table, vmm, served, arrives, swap, arrivals }
     }
 
     /// An engine takes the VM, or takes it over from the one before.
@@ -160,6 +188,9 @@ impl Vm {
                 true => tier.with_prefetch(image.clone(), "vm"),
                 false => tier,
             }));
+        }
+        if let Some(arrivals) = &self.arrivals {
+            above.push(Box::new(SourceTier::new(Arc::clone(arrivals))));
         }
         let swap = self.swap.take();
         let swap = swap.unwrap_or_else(|| SwapFile::open(&swap_path(&self.dir), BYTES, Reserve::No).unwrap());

@@ -82,6 +82,12 @@ pub fn to_its_end(client: &Client, begun: MoveStatus, interrupt: &Interrupt) -> 
 
 fn cancel(client: &Client, now: &MoveStatus) {
     let vm = &now.vm;
+    if now.phase == MovePhase::Postcopy {
+        let host = &now.host;
+        return eprintln!(
+            "pagoda: {vm} runs on {host} already, and the rest of its memory follows; Ctrl-C again to leave"
+        );
+    }
     match client.cancel_move(vm) {
         Ok(_) if now.phase == MovePhase::Granted => {
             eprintln!("pagoda: {} is asked to give {vm} back; Ctrl-C again to leave, and the move goes on", now.host);

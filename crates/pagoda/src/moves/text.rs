@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pagoda_api::{MoveDirection, MovePlan, MoveRoom, MoveStatus};
+use pagoda_api::{MoveDirection, MovePlan, MoveRemote, MoveRoom, MoveStatus, RemoteFate};
 
 use crate::output::{Side, Table, lines_text};
 use crate::units::{format_rate, format_size};
@@ -53,6 +53,10 @@ pub fn status(status: &MoveStatus) -> String {
     }
     lines.extend(status.why.clone().map(|why| ("why", why)));
     lines.push(("sent", format!("{} of {}", format_size(status.sent_bytes), format_size(status.total_bytes))));
+    if status.spared_bytes > 0 {
+        lines.push(("zeros", format!("{}, not sent", format_size(status.spared_bytes))));
+    }
+    lines.extend(ratio(status).map(|ratio| ("compression", ratio)));
     lines.push(("left", format_size(status.left_bytes)));
     if status.round > 0 {
         lines.push(("round", status.round.to_string()));
@@ -117,7 +121,24 @@ pub fn plan(plan: &MovePlan) -> String {
             let _ = write!(text, "never ends at {rate}");
         }
     }
-    text + if plan.keeps_downtime { "\n" } else { ", longer than the downtime\n" }
+    if !plan.keeps_downtime {
+        text.push_str(", longer than the downtime");
+    }
+    if let Some(MoveRemote { bytes, fate }) = plan.remote {
+        let fate = match fate {
+            RemoteFate::HandedOver => "is handed over, and not sent",
+            RemoteFate::Copied => "is copied, and not kept there: the map of its remote tier is a file of this host",
+        };
+        let _ = write!(text, "; {} in the pool {fate}", format_size(bytes));
+    }
+    text + "\n"
+}
+
+/// `1.2G less, 2.1 to 1`.
+fn ratio(status: &MoveStatus) -> Option<String> {
+    let MoveStatus { sent_bytes: sent, saved_bytes: saved, .. } = *status;
+    let ratio = (sent as f64 + saved as f64) / sent.max(1) as f64;
+    (saved > 0).then(|| format!("{} less, {ratio:.1} to 1", format_size(saved)))
 }
 
 pub fn room(room: MoveRoom) -> String {
@@ -202,6 +223,11 @@ web1  to host2  copying      2  1.2G  819M     4G  936 Mbit/s    12 s  7.3 s    
         for part in ["outcome        given up\n", "why            cancelled\n", "pause if now   7400 ms\n"] {
             assert!(said.contains(part), "{part:?} in {said}");
         }
+        assert!(!said.contains("zeros") && !said.contains("compression"), "{said}");
+        let said = status(&MoveStatus { spared_bytes: 3 << 30, saved_bytes: 1288490188, ..sample() });
+        for part in ["zeros          3G, not sent\n", "compression    1.2G less, 2.0 to 1\n"] {
+            assert!(said.contains(part), "{part:?} in {said}");
+        }
     }
 
     #[test]
@@ -218,15 +244,21 @@ web1  to host2  copying      2  1.2G  819M     4G  936 Mbit/s    12 s  7.3 s    
             time_ms: Some(18_100),
             downtime_ms: Some(25),
             keeps_downtime: true,
+            remote: None,
         };
         let expected =
             "fits: 512M DRAM + 3.2G swap; sends about 2.1G (rest zero or given back); 19 s at 1 Gbit/s, pause 25 ms\n";
         assert_eq!(plan(&fits), expected);
         let lacks = MoveRoom { dram_bytes: 0, swap_bytes: 1 << 30 };
-        let said = plan(&MovePlan { fits: false, lacks, time_ms: None, keeps_downtime: false, ..fits });
+        let said = plan(&MovePlan { fits: false, lacks, time_ms: None, keeps_downtime: false, ..fits.clone() });
         let expected = "does not fit: needs 512M DRAM + 3.2G swap, and 1G swap is not free; sends about 2.1G (rest zero or given \
                         back); never ends at 1 Gbit/s, longer than the downtime\n";
         assert_eq!(said, expected);
+        let with = |fate| MovePlan { remote: Some(MoveRemote { bytes: 2 << 30, fate }), ..fits.clone() };
+        let said = plan(&with(RemoteFate::HandedOver));
+        assert!(said.ends_with("pause 25 ms; 2G in the pool is handed over, and not sent\n"), "{said}");
+        let said = plan(&with(RemoteFate::Copied));
+        assert!(said.contains("2G in the pool is copied"), "{said}");
         assert_eq!(room(MoveRoom::default()), "nothing");
     }
 

@@ -25,6 +25,7 @@ fn list_text(list: &SnapshotList) -> String {
         ("SHARED", Side::Right),
         ("MEMSZ", Side::Right),
         ("PAUSE", Side::Right),
+        ("TEMPLATE", Side::Right),
         ("READ BY", Side::Left),
     ]);
     for snapshot in &list.snapshots {
@@ -37,6 +38,7 @@ fn list_text(list: &SnapshotList) -> String {
             snapshot.parent.as_ref().map_or("-".into(), |_| format_size(snapshot.shared_bytes)),
             format_size(snapshot.memory_bytes),
             snapshot.pause_us.map_or("-".into(), format_us),
+            if snapshot.template_bytes > 0 { format_size(snapshot.template_bytes) } else { "-".into() },
             readers_words(snapshot).unwrap_or_else(|| "-".into()),
         ]);
     }
@@ -130,6 +132,10 @@ fn text(snapshot: &Snapshot) -> String {
     if let Some(bytes) = snapshot.prefetch_bytes {
         let said = format!("{} that a VM needed first, which the next one gets before it asks", format_size(bytes));
         lines.push(("prefetch", said));
+    }
+    if snapshot.template_bytes > 0 {
+        let said = "which its clones read instead of copies of their own";
+        lines.push(("template", format!("{} of DRAM, {said}", format_size(snapshot.template_bytes))));
     }
     if let Some(vms) = readers_words(snapshot) {
         lines.push(("read by", vms));
@@ -233,6 +239,7 @@ mod tests {
             automatic: false,
             readers: Vec::new(),
             prefetch_bytes: None,
+            template_bytes: 0,
             imported: None,
         }
     }
@@ -247,6 +254,7 @@ mod tests {
             snapshots: vec![
                 Snapshot {
                     readers: vec!["db".into(), "test".into()],
+                    template_bytes: 200 << 20,
                     ..snapshot("db", "before upgrade", SnapshotStage::Durable)
                 },
                 Snapshot { why: Some("disk full".into()), ..snapshot("web1", "one", SnapshotStage::Lost) },
@@ -264,16 +272,16 @@ mod tests {
     #[test]
     fn the_list() {
         let expected = "\
-VM    NAME            TAKEN                 STAGE           SIZE  SHARED  MEMSZ    PAUSE  READ BY
-db    before upgrade  2026-11-28T16:00:00Z  durable         1.5G       -     4G  12.3 ms  db, test
-web1  one             2026-11-28T16:00:00Z  lost            1.5G       -     4G  12.3 ms  -
-web1  two             2026-11-28T16:00:00Z  volatile, 25 %  1.5G    2.5G     4G        -  -
-web1  three           2026-11-28T16:00:00Z  DAMAGED         1.5G       -     4G  12.3 ms  -
+VM    NAME            TAKEN                 STAGE           SIZE  SHARED  MEMSZ    PAUSE  TEMPLATE  READ BY
+db    before upgrade  2026-11-28T16:00:00Z  durable         1.5G       -     4G  12.3 ms      200M  db, test
+web1  one             2026-11-28T16:00:00Z  lost            1.5G       -     4G  12.3 ms         -  -
+web1  two             2026-11-28T16:00:00Z  volatile, 25 %  1.5G    2.5G     4G        -         -  -
+web1  three           2026-11-28T16:00:00Z  DAMAGED         1.5G       -     4G  12.3 ms         -  -
 
 image ab of 1M cannot be read (manifest, offset 0: it is empty); nobody can restore it, and `pagoda snapshot rm ab` removes it
 ";
         assert_eq!(list_text(&some()), expected);
-        let header = "VM  NAME  TAKEN  STAGE  SIZE  SHARED  MEMSZ  PAUSE  READ BY\n";
+        let header = "VM  NAME  TAKEN  STAGE  SIZE  SHARED  MEMSZ  PAUSE  TEMPLATE  READ BY\n";
         assert_eq!(list_text(&SnapshotList::default()), header);
     }
 
@@ -320,6 +328,8 @@ image          0123456789abcdef0123456789abcdef
         assert_eq!(text(&snapshot), expected);
         let read = text(&Snapshot { readers: vec!["web1".into(), "web2".into()], ..snapshot.clone() });
         assert!(read.contains("read by        web1, web2\n               their memory is in its files"), "{read}");
+        let lending = text(&Snapshot { template_bytes: 200 << 20, ..snapshot.clone() });
+        assert!(lending.contains("template       200M of DRAM, which its clones read"), "{lending}");
         let recorded = text(&Snapshot { prefetch_bytes: Some(24 << 20), ..snapshot.clone() });
         assert!(recorded.contains("prefetch       24M that a VM needed first"), "{recorded}");
         let mut with_disk = snapshot.clone();

@@ -74,12 +74,13 @@ pub fn host_line(host: &HostPolicy) -> String {
         false => size(host.pool_bytes),
     };
     format!(
-        "state {} for {} s  pool {pool}  used {}  free {}  tax {}{}",
+        "state {} for {} s  pool {pool}  used {}  free {}  tax {}{}{}",
         host.state,
         host.state_since_s,
         size(host.used_bytes),
         size(host.free_bytes),
         format_per_mille(host.idle_tax),
+        if host.template_bytes > 0 { format!("  templates {}", size(host.template_bytes)) } else { String::new() },
         host.stuck.as_deref().map_or(String::new(), |stuck| format!("  stuck: {stuck}")),
     )
 }

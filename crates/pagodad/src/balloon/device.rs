@@ -8,6 +8,7 @@ use pagoda_core::balloon::{Device, GuestStats, Sample};
 use pagoda_core::units::Bytes;
 use serde_json::{Value, json};
 
+use crate::qmp::state::is_paused;
 use crate::qmp::{Monitor, Refused};
 
 /// How often the device asks its driver for statistics, in seconds: the least QEMU takes.
@@ -53,7 +54,7 @@ impl BalloonDevice {
         Sample {
             device,
             stats: self.stats(),
-            paused: device != Device::Silent && self.monitor.is_paused(),
+            paused: device != Device::Silent && is_paused(&self.monitor),
             resets: self.monitor.events().resets - self.resets_before,
         }
     }

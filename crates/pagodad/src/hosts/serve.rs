@@ -126,6 +126,9 @@ fn answer(registry: &Arc<Registry>, stream: TcpStream, stranger: Place, places: 
 /// Serves a stream of a move until it ends.
 fn take_stream(registry: &Arc<Registry>, link: Link, first: &[u8]) -> Result<(), LinkError> {
     let peer = link.peer;
+    let _entered = registry.moves.streams.enter(peer, link.cutter()?);
+    // It may have been taken from the list since it was let in.
+    trusts(&of(registry), &peer).map_err(|why| LinkError::Io(std::io::Error::other(why)))?;
     match Accepted::new(link, first)? {
         Accepted::Control(vm, sender, receiver) => destination::take_control(registry, peer, &vm, sender, receiver),
         Accepted::Data(receiver) => destination::take_data(registry, peer, receiver),

@@ -52,6 +52,7 @@ pub fn snapshot(listed: &Listed, manifest: &Manifest, boot_id: &str) -> Snapshot
         automatic: manifest.automatic,
         readers: Vec::new(),
         prefetch_bytes: None,
+        template_bytes: 0,
         imported: manifest.imported.map(import),
     }
 }

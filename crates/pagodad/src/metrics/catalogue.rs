@@ -204,7 +204,7 @@ pub(super) const HOST_POLICY: &[Row<HostPolicy>] = &[
         value: |host| Value::Count(host.pool_now_bytes),
     },
     Row {
-        def: gauge("pool_used_bytes", "bytes", "What VMs take of the pool."),
+        def: gauge("pool_used_bytes", "bytes", "What VMs and templates of snapshots take of the pool."),
         value: |host| Value::Count(host.used_bytes),
     },
     Row { def: gauge("pool_free_bytes", "bytes", "Free in the pool."), value: |host| Value::Count(host.free_bytes) },
@@ -235,6 +235,10 @@ pub(super) const HOST_POLICY: &[Row<HostPolicy>] = &[
     Row {
         def: gauge("ballooned_bytes", "bytes", "Memory that all guests have given up to their balloons."),
         value: |host| Value::Count(host.ballooned_bytes),
+    },
+    Row {
+        def: gauge("template_bytes", "bytes", "DRAM of the templates of snapshots, which clones read."),
+        value: |host| Value::Count(host.template_bytes),
     },
 ];
 

@@ -4,8 +4,9 @@
 
 mod dry_run;
 
+use std::cmp::Reverse;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use pagoda_api::types::{
     AdmitRequest, ApiError, ErrorCode, MoveDirection, MoveList, MoveMode, MoveOnTimeout, MoveOutcome, MovePhase,
@@ -18,11 +19,12 @@ use pagoda_move::owner::End;
 use pagoda_move::rounds::{Mode, OnTimeout};
 use pagoda_move::units::AttemptId;
 
-use super::sessions::{Input, Session};
+use super::sessions::{Arrived, Input, Session};
 use super::source;
 use super::source::progress::{Ended, Progress};
 use crate::hosts;
 use crate::registry::Registry;
+use crate::remote::handover;
 
 /// Begins a move, or says what it would come to.
 ///
@@ -36,11 +38,13 @@ pub fn begin(registry: &Arc<Registry>, name: &str, request: &MoveRequest) -> Res
         check_min(vm.policy.min_bytes, dram).map_err(bad_request)?;
     }
     if request.dry_run {
+        source::ask(registry, &wanted(name, request))?;
         let ping = hosts::ping(registry, &request.to)?;
         let dram = Some(request.dram.unwrap_or(vm.dram_limit_bytes));
         let such = AdmitRequest { memory_bytes: vm.memory_bytes, dram, min: vm.policy.min_bytes };
         let reserved = registry.would_admit(&such)?;
-        return Ok(MoveReply::Plan(dry_run::plan(&vm, &ping, &reserved, request, source::STOP_COST)));
+        let fate = registry.lock().get(name).and_then(|vm| handover::fate(&vm.record));
+        return Ok(MoveReply::Plan(dry_run::plan(&vm, &ping, &reserved, request, fate, source::STOP_COST)));
     }
     source::begin(registry, &wanted(name, request))?;
     show(registry, name).map(MoveReply::Begun)
@@ -49,10 +53,19 @@ pub fn begin(registry: &Arc<Registry>, name: &str, request: &MoveRequest) -> Res
 /// Moves that are under way, and those that have ended of late: the last one of each VM.
 pub fn list(registry: &Arc<Registry>) -> MoveList {
     let mut moves = under_way(registry);
+    for (vm, peer) in registry.moves.unclear.all() {
+        if moves.iter().all(|known| known.vm != vm) {
+            moves.push(of_unclear(vm, host_name(registry, &peer)));
+        }
+    }
+    let mut ended: Vec<(SystemTime, MoveStatus)> =
+        registry.moves.outgoing.ended().into_iter().map(|ended| (ended.at, of_ended(ended))).collect();
+    ended.extend(registry.moves.sessions.ended().into_iter().map(|ended| (ended.at, of_arrived(registry, &ended))));
     // The last ones first.
-    for ended in registry.moves.outgoing.ended().into_iter().rev() {
-        if moves.iter().all(|known| known.vm != ended.progress.vm) {
-            moves.push(of_ended(ended));
+    ended.sort_by_key(|(at, _)| Reverse(*at));
+    for (_, ended) in ended {
+        if moves.iter().all(|known| known.vm != ended.vm) {
+            moves.push(ended);
         }
     }
     // What becomes of them is about to be known.
@@ -73,15 +86,21 @@ pub fn show(registry: &Arc<Registry>, name: &str) -> Result<MoveStatus, ApiError
     list(registry).moves.into_iter().find(|known| known.vm == name).ok_or_else(|| unknown(name))
 }
 
-/// Gives a move up if that is still possible. How it has ended is seen later.
+/// Gives a move up if that is still possible, at either end. How it has ended is seen later.
 ///
 /// # Errors
-/// No move from this host is under way.
+/// No move is under way; it has come here already.
 pub fn cancel(registry: &Arc<Registry>, name: &str) -> Result<MoveStatus, ApiError> {
     if let Some((_, session)) = registry.moves.sessions.of_vm(name) {
-        let host = host_name(registry, &session.peer);
-        let what = format!("{name} comes from {host}, where its move can be cancelled");
-        return Err(ApiError::new(ErrorCode::WrongState, what, None));
+        let phase = session.progress.lock().unwrap_or_else(PoisonError::into_inner).phase;
+        if !matches!(phase_of(phase), MovePhase::Preparing | MovePhase::Copying | MovePhase::Stopped) {
+            let host = host_name(registry, &session.peer);
+            let what = format!("{name} has come from {host}, and is this host's");
+            return Err(ApiError::new(ErrorCode::WrongState, what, Some("move it back if you want it there")));
+        }
+        // One that ends in this moment, or is granted, is as if this had come later.
+        let _ = session.inputs.try_send(Input::Cancel("its move was cancelled there".to_owned()));
+        return show(registry, name);
     }
     source::cancel(registry, name)?;
     show(registry, name)
@@ -111,9 +130,12 @@ fn wanted(name: &str, request: &MoveRequest) -> source::Request {
         max_time: request.max_time_s.map(Duration::from_secs),
         on_timeout: match request.on_timeout {
             MoveOnTimeout::Abort => OnTimeout::Abort,
+            MoveOnTimeout::Postcopy => OnTimeout::Postcopy,
         },
         mode: match request.mode {
             MoveMode::Auto | MoveMode::Precopy => Mode::Precopy,
+            MoveMode::Postcopy => Mode::Postcopy,
+            MoveMode::Hybrid => Mode::Hybrid,
         },
         shared_disks: request.shared_disks,
     }
@@ -136,6 +158,8 @@ fn of_outgoing(progress: &Progress, outcome: MoveOutcome) -> MoveStatus {
         host: progress.to.clone(),
         phase: phase_of(progress.phase),
         sent_bytes: progress.sent.0,
+        spared_bytes: progress.spared.0,
+        saved_bytes: progress.saved.0,
         left_bytes: progress.left.0,
         total_bytes: progress.total.0,
         round: if is_untouched(progress) { 0 } else { progress.round.saturating_add(1) },
@@ -158,21 +182,49 @@ fn of_left(vm: String) -> MoveStatus {
     MoveStatus { waits, ..of_outgoing(&progress, MoveOutcome::None) }
 }
 
+/// Nothing is done about it here.
+fn of_unclear(vm: String, host: String) -> MoveStatus {
+    let waits = format!(
+        "{host} speaks of a VM of this name that moved between the two hosts, and the note here does not tell of that: it may be another \
+         one, or one that an operator has let run. Nothing is ended. Look at `pagoda ls` on both hosts"
+    );
+    MoveStatus { host, waits: Some(waits), ..of_left(vm) }
+}
+
 fn of_ended(ended: Ended) -> MoveStatus {
     let outcome = match ended.end {
-        End::Moved => MoveOutcome::Moved,
         // It was not taken, or never asked for.
         End::GivenUp if is_untouched(&ended.progress) => MoveOutcome::Refused,
-        End::GivenUp => MoveOutcome::GivenUp,
-        End::CameBack => MoveOutcome::CameBack,
-        End::Crashed => MoveOutcome::Crashed,
-        End::Superseded => MoveOutcome::Superseded,
-        End::Lost => MoveOutcome::Lost,
+        end => outcome_of(end),
     };
     let status = of_outgoing(&ended.progress, outcome);
     // What was said of a move that went on.
     let nothing_more = MoveStatus { phase: MovePhase::Over, waits: None, eta_ms: None, ..status };
     MoveStatus { expected_downtime_ms: None, why: ended.why, ..nothing_more }
+}
+
+const fn outcome_of(end: End) -> MoveOutcome {
+    match end {
+        End::Moved => MoveOutcome::Moved,
+        End::GivenUp => MoveOutcome::GivenUp,
+        End::CameBack => MoveOutcome::CameBack,
+        End::Crashed => MoveOutcome::Crashed,
+        End::Superseded => MoveOutcome::Superseded,
+        End::Lost => MoveOutcome::Lost,
+    }
+}
+
+/// Of one to this host.
+fn of_arrived(registry: &Registry, ended: &Arrived) -> MoveStatus {
+    let status = of_incoming(&ended.session, host_name(registry, &ended.session.peer), 0);
+    let why = status.why.clone().or_else(|| {
+        (ended.end == End::Superseded).then(|| {
+            "an operator has taken it back at the host that it came from, where it runs; what was here is ended"
+                .to_owned()
+        })
+    });
+    let over = MoveStatus { phase: MovePhase::Over, outcome: outcome_of(ended.end), why, ..status };
+    MoveStatus { sent_bytes: ended.came.0, elapsed_ms: millis(ended.elapsed), ..over }
 }
 
 /// Nothing was sent.
@@ -183,19 +235,20 @@ fn is_untouched(progress: &Progress) -> bool {
 /// This host knows little of it: the source has the rounds and the clock.
 fn of_incoming(session: &Session, host: String, memory: u64) -> MoveStatus {
     let progress = session.progress.lock().unwrap_or_else(PoisonError::into_inner);
-    let came = progress.in_dram.saturating_add(progress.in_swap);
     MoveStatus {
         vm: session.vm.clone(),
         direction: MoveDirection::In,
         host,
         phase: phase_of(progress.phase),
-        sent_bytes: came,
-        left_bytes: 0,
+        sent_bytes: session.came().0,
+        spared_bytes: 0,
+        saved_bytes: 0,
+        left_bytes: progress.left,
         total_bytes: memory,
         round: progress.rounds,
         bytes_per_second: None,
         written_bytes_per_second: 0,
-        elapsed_ms: 0,
+        elapsed_ms: millis(session.began.elapsed()),
         eta_ms: None,
         expected_downtime_ms: None,
         downtime_ms: None,
@@ -212,6 +265,7 @@ fn phase_of(word: &str) -> MovePhase {
         "copying" => MovePhase::Copying,
         "stopping" | "finishing" | "loading" | "ready" => MovePhase::Stopped,
         "granted" => MovePhase::Granted,
+        "postcopy" => MovePhase::Postcopy,
         "moved" | "running" | "ending" => MovePhase::Settling,
         "over" => MovePhase::Over,
         _ => MovePhase::Unknown,
@@ -240,8 +294,6 @@ fn unknown(name: &str) -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
-
     use pagoda_move::units::Rate;
 
     use super::*;

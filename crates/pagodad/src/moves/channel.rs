@@ -5,6 +5,8 @@
 //! payload. A control stream has a thread that sends, so that nobody who decides about a VM waits for a network. It sends an empty
 //! record when it has sent nothing else for a while; a control stream on which nothing came for longer has ended.
 
+mod unpack;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver as Queued, RecvTimeoutError, Sender as Queue, channel};
@@ -14,8 +16,10 @@ use std::time::Duration;
 use pagoda_link::hosts::Host;
 use pagoda_link::{Cutter, Keypair, Link, LinkError, RECORD_MAX, Receiver, Sender};
 use pagoda_move::wire::limits::TEXT_MAX;
-use pagoda_move::wire::{Control, ControlHeader, Data, DataHeader, HEADER_SIZE, Malformed};
+use pagoda_move::wire::{Codec, Control, ControlHeader, Data, DataHeader, HEADER_SIZE, Malformed, RunKind};
 use thiserror::Error;
+
+use self::unpack::Unpacker;
 
 /// Data streams of a connection that this host begins.
 pub const STREAMS: u16 = 2;
@@ -225,21 +229,28 @@ impl DataSender {
 #[derive(Debug)]
 pub struct DataReceiver {
     frames: Frames,
+    unpacker: Unpacker,
 }
 
 impl DataReceiver {
     fn new(link: Link) -> DataReceiver {
-        DataReceiver { frames: Frames::new(link.receiver, true) }
+        DataReceiver { frames: Frames::new(link.receiver, true), unpacker: Unpacker::default() }
     }
 
-    /// The next message. `None`: the stream has ended behind the last one.
+    /// The next message, with pages as they are: what was compressed is unpacked. `None`: the stream has ended behind the last one.
     ///
     /// # Errors
     /// It has ended elsewhere, or has brought what no version sends.
     pub fn receive(&mut self) -> Result<Option<Data<'_>>, ChannelError> {
         let header = |bytes| DataHeader::decode(bytes).map(|header| (header, header.payload_len()));
         let Some((header, payload)) = self.frames.next(header)? else { return Ok(None) };
-        Ok(Some(Data::decode(header, &self.frames.bytes[payload])?))
+        match Data::decode(header, &self.frames.bytes[payload])? {
+            Data::Run { pages, kind: RunKind::Content(Codec::Lz4, block) } => {
+                let kind = RunKind::Content(Codec::Raw, self.unpacker.unpack(pages, block)?);
+                Ok(Some(Data::Run { pages, kind }))
+            }
+            data => Ok(Some(data)),
+        }
     }
 }
 

@@ -5,19 +5,21 @@
 //! attempt that nobody here knows is answered by what the VM's note says.
 
 mod session;
+mod tail;
 pub mod vm;
 
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use pagoda_api::in_full;
 use pagoda_api::types::check_vm_name;
 use pagoda_core::policy::VmId;
-use pagoda_core::units::Bytes;
+use pagoda_core::units::{Bytes, PageCount};
 use pagoda_link::PublicKey;
 use pagoda_link::hosts::Hosts;
+use pagoda_move::arrival::Arrival;
 use pagoda_move::compare::{HostFacts, Namesake, compare};
 use pagoda_move::note::{Note, Offered};
 use pagoda_move::owner::{Action, Answer, Destination, answer, settled_by};
@@ -25,19 +27,23 @@ use pagoda_move::units::{AttemptId, HostKey, Moment};
 use pagoda_move::wire::limits::VM_PAGES_MAX;
 use pagoda_move::wire::offer::{Capabilities, Hello, Reason, ReasonKind};
 use pagoda_move::wire::{Control, Data};
+use pagoda_pager::tier::source::Arrivals;
 
 use self::vm::Wanted;
-use super::channel::{self, ControlReceiver, ControlSender, DataReceiver};
+use super::capabilities::OURS;
+use super::channel::{self, ControlReceiver, ControlSender, DataReceiver, STREAMS};
 use super::claims::Claim;
 use super::notes::FIRST;
-use super::sessions::{INPUTS_MAX, Input, LinkNo, Session};
+use super::sessions::{INPUTS_MAX, Input, LinkNo, Progress, Session};
 use super::specification::Specification;
-use super::start;
 use super::store::{Opened, Store, Taken};
+use super::{source, start};
 use crate::registry::Registry;
 
 /// How long a data stream waits for the VM whose pages it brings to be made. Its source sends none before.
 const STORE_MAX: Duration = Duration::from_secs(10);
+/// Before a connection is given up by which pages cannot be taken in.
+const PAUSE: Duration = Duration::from_millis(500);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -67,7 +73,7 @@ pub fn call(registry: &Arc<Registry>, session: &Session) -> Result<()> {
     let connection = channel::connect(&hosts.own()?, &host, &session.vm, 0)?;
     let (sender, mut receiver) = connection.control;
     let (number, sender) = (registry.moves.sessions.next_link(), Arc::new(sender));
-    let _ = session.inputs.send(Input::LinkUp(number, Arc::clone(&sender)));
+    let _ = session.inputs.send(Input::Called(number, Arc::clone(&sender)));
     let link = Link { registry, peer: session.peer, vm: &session.vm, number, sender };
     link.read(&mut receiver, Talk { greeted: None, session: Some(session.clone()) });
     Ok(())
@@ -176,8 +182,8 @@ impl Link<'_> {
         talk.greeted = None;
         let namesake = match (registry.moves.claims.has(self.vm), self.note()) {
             (true, _) => Namesake::Unsettled,
-            (false, Ok(Some(Note::Owned(generation)))) if registry.lock().contains_key(self.vm) => {
-                Namesake::Owned(generation)
+            (false, Ok(Some(Note::Owned(owned)))) if registry.lock().contains_key(self.vm) => {
+                Namesake::Owned(owned.generation())
             }
             (false, Ok(Some(Note::Owned(_)) | None)) if registry.lock().contains_key(self.vm) => Namesake::Owned(FIRST),
             (false, Ok(Some(Note::Owned(_)) | None)) => Namesake::None,
@@ -198,7 +204,7 @@ impl Link<'_> {
         let facts = HostFacts {
             software: env!("CARGO_PKG_VERSION"),
             unix_s: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-            capabilities: Capabilities::default(),
+            capabilities: OURS,
             required: Capabilities::default(),
             // Whether there is a QEMU that knows this machine and these features, the QEMU that is started says.
             qemu: Some(&hello.qemu),
@@ -261,7 +267,7 @@ impl Link<'_> {
         let mut actions = Vec::new();
         let owner = owner(&mut actions);
         let link = Some((self.number, Arc::clone(&self.sender)));
-        let begun = Begun { owner, actions, wanted, made: None, link, claim };
+        let begun = Begun { owner, actions, wanted, made: None, lacks: None, link, claim };
         talk.session = Some(begin(self.registry, self.vm, self.peer, begun)?);
         Ok(())
     }
@@ -295,10 +301,8 @@ impl Link<'_> {
                 };
                 self.begin(talk, claim, begin, None)?;
             }
-            Answer::Superseded(generation) => {
-                let host = format!("{:?}", self.peer);
-                return Err(anyhow!("the VM runs at {host} at generation {}, by an operator's decision", generation.0));
-            }
+            Answer::Unknown => self.registry.moves.unclear.note(self.vm, &self.peer),
+            Answer::Superseded(offered) => source::supersede(self.registry, self.vm, offered)?,
         }
         Ok(())
     }
@@ -313,19 +317,26 @@ pub struct Begun {
     pub wanted: Option<Wanted>,
     /// The VM, if a daemon before this one made it.
     pub made: Option<VmId>,
+    /// What has come of the pages that this one lacks, of so many.
+    pub lacks: Option<(Arc<Arrivals>, PageCount)>,
     pub link: Option<(LinkNo, Arc<ControlSender>)>,
     pub claim: Claim,
 }
 
 /// That a specification is of the VM that was compared, and asks for nothing that does not move.
 fn check_memory(specification: &Specification, hello: &Hello) -> Result<()> {
-    let Specification { spec, memory, .. } = specification;
+    let Specification { spec, memory, remote, .. } = specification;
     let compared: Vec<u64> = hello.regions.iter().map(|region| region.size.0).collect();
     ensure!(*memory == compared, "its specification has other memory than its hello");
     let pages = Bytes(memory.iter().sum()).pages_floor();
     ensure!(pages <= VM_PAGES_MAX, "it has more memory than a VM that moves can have");
-    let is_plain = spec.remote.is_none() && spec.share_group.is_none() && spec.pinned.is_none();
-    ensure!(is_plain, "it has a remote tier, a share group, or memory that others write unseen");
+    let is_plain = spec.share_group.is_none() && spec.pinned.is_none();
+    ensure!(is_plain, "it has a share group, or memory that others write unseen");
+    let is_right = remote.as_ref().is_none_or(|remote| remote.cluster.is_some() && remote.is_right());
+    let is_whole = spec.remote.map(|remote| remote.copies) == remote.as_ref().map(|remote| remote.copies);
+    ensure!(is_right && is_whole, "its remote tier is not one that can be handed over");
+    let can = hello.capabilities.has(Capabilities::REMOTE_TIER);
+    ensure!(remote.is_none() || can, "it has a remote tier, which its hello does not say");
     Ok(())
 }
 
@@ -334,15 +345,37 @@ fn check_memory(specification: &Specification, hello: &Hello) -> Result<()> {
 /// # Errors
 /// There is one of this VM already; no thread can be had.
 pub fn begin(registry: &Arc<Registry>, vm: &str, peer: PublicKey, begun: Begun) -> Result<Session> {
-    let Begun { owner, actions, wanted, made, link, claim } = begun;
+    let Begun { owner, actions, wanted, made, lacks, link, claim } = begun;
     let (own, inputs) = sync_channel(INPUTS_MAX);
-    let progress = Arc::new(Mutex::default());
+    let phase = if owner.is_running() { "running" } else { "" };
+    let progress = Arc::new(Mutex::new(Progress { phase, ..Progress::default() }));
     let attempt = owner.offered().attempt;
-    let entry = Session { vm: vm.to_owned(), peer, inputs: own.clone(), store: None, progress: Arc::clone(&progress) };
+    let tail = lacks.as_ref().map(|(arrivals, pages)| tail::Tail::new(attempt, *pages, arrivals)).transpose()?;
+    let store = lacks.map(|(arrivals, pages)| {
+        let own = own.clone();
+        arrivals.set_listener(Some(Box::new(move || drop(own.try_send(Input::Tail)))));
+        Arc::new(Store::of_tail(arrivals, Arrival::new(attempt, pages, STREAMS)))
+    });
+    let entry = Session {
+        vm: vm.to_owned(),
+        peer,
+        inputs: own.clone(),
+        store,
+        progress: Arc::clone(&progress),
+        began: Instant::now(),
+    };
     ensure!(registry.moves.sessions.enter(attempt, entry.clone()), "too many VMs move to this host");
     let (caller, called) = (Arc::clone(registry), entry.clone());
-    let begun =
-        session::Begun { owner, wanted, made, link, progress, claim, call: Arc::new(move || call(&caller, &called)) };
+    let begun = session::Begun {
+        owner,
+        wanted,
+        made,
+        tail,
+        link,
+        progress,
+        claim,
+        call: Arc::new(move || call(&caller, &called)),
+    };
     let session = session::Session::new(registry, vm, begun, (own, inputs));
     let thread = std::thread::Builder::new().name("arrival".into()).spawn(move || session.run(actions));
     if let Err(error) = thread {
@@ -362,6 +395,23 @@ pub fn take_data(registry: &Arc<Registry>, peer: PublicKey, mut receiver: DataRe
 fn take_pages(registry: &Registry, peer: &PublicKey, receiver: &mut DataReceiver) -> Result<()> {
     let Some(Data::Open { attempt, connection, stream, round }) = receiver.receive()? else { return Ok(()) };
     let opened = Opened { attempt, connection, stream, round };
+    let taken = take_all(registry, peer, receiver, opened);
+    if taken.is_err() {
+        // Not in a loop without a pause, if what comes cannot be stored.
+        std::thread::sleep(PAUSE);
+    }
+    // What was given to this stream does not come any more, which the source may not notice.
+    if let Some(session) = registry.moves.sessions.of(attempt, peer)
+        && session.store.as_ref().is_some_and(|store| store.is_newest(connection))
+    {
+        let _ = session.inputs.send(Input::StreamEnded);
+    }
+    taken
+}
+
+/// Takes in what a stream brings, until it ends.
+fn take_all(registry: &Registry, peer: &PublicKey, receiver: &mut DataReceiver, opened: Opened) -> Result<()> {
+    let attempt = opened.attempt;
     let mut place: Option<(Arc<Store>, Session)> = None;
     while let Some(data) = receiver.receive()? {
         if place.is_none() {
@@ -373,6 +423,7 @@ fn take_pages(registry: &Registry, peer: &PublicKey, receiver: &mut DataReceiver
         match store.take(opened, data) {
             Ok(Taken::In) => {}
             Ok(Taken::Round(round)) => drop(session.inputs.send(Input::RoundKept(round))),
+            Ok(Taken::Stored(chunk, pages)) => drop(session.inputs.send(Input::Stored(chunk, pages))),
             Ok(Taken::Outdated) => return Ok(()),
             Err(error) => {
                 let _ = session.inputs.send(Input::Failed(in_full(error.as_ref())));

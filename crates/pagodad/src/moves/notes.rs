@@ -166,7 +166,7 @@ fn name_of(path: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagoda_move::note::{Decision, Offered};
+    use pagoda_move::note::{Decision, Offered, Owned};
     use pagoda_move::units::{AttemptId, HostKey};
     use std::os::unix::fs::PermissionsExt;
 
@@ -188,7 +188,7 @@ mod tests {
         in_dir("round", |dir, notes| {
             assert_eq!((notes.read("web1").unwrap(), notes.all().unwrap().len()), (None, 0));
             notes.write("web1", None).unwrap();
-            for note in [Note::Owned(FIRST), given(), Note::Owned(Generation(5))] {
+            for note in [Note::Owned(Owned::Alone(FIRST)), given(), Note::Owned(Owned::Alone(Generation(5)))] {
                 notes.write("web1", Some(note)).unwrap();
                 assert_eq!(notes.read("web1").unwrap(), Some(note));
             }

@@ -11,8 +11,8 @@ use pagoda_move::units::AttemptId;
 use super::source::progress::{Ended, Progress};
 
 /// Those that have ended are shown for so long, and no more of them than [`ENDED_MAX`].
-const ENDED_FOR: Duration = Duration::from_secs(3600);
-const ENDED_MAX: usize = 64;
+pub const ENDED_FOR: Duration = Duration::from_secs(3600);
+pub const ENDED_MAX: usize = 64;
 
 /// A VM that has gone so lately is not made of a snapshot by itself: who watches over it may take its end for a crash.
 const JUST_MOVED: Duration = Duration::from_secs(60);
@@ -23,6 +23,8 @@ pub enum Order {
     Cancel,
     /// The destination is gone for good.
     Resolve,
+    /// It is not trusted any more: no stream to it stays, and what was not granted is given up.
+    Untrusted,
 }
 
 /// One that is under way.
@@ -85,6 +87,12 @@ impl Outgoing {
         self.lock().get(vm).map(|one| (one.order)(order)).is_some()
     }
 
+    /// Tells all moves to the host of this name.
+    pub fn order_all_to(&self, host: &str, order: Order) {
+        let is_to = |one: &&Move| one.progress.lock().unwrap_or_else(PoisonError::into_inner).to == host;
+        self.lock().values().filter(is_to).for_each(|one| (one.order)(order));
+    }
+
     pub fn has_attempt(&self, attempt: AttemptId) -> bool {
         self.lock().values().any(|one| one.attempt == attempt)
     }
@@ -93,7 +101,8 @@ impl Outgoing {
     pub fn just_moved(&self, vm: &str) -> Option<String> {
         let is_new = |at| SystemTime::now().duration_since(at).is_ok_and(|since| since < JUST_MOVED);
         let all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_vm = |one: &&Ended| one.progress.vm == vm && one.end == End::Moved && is_new(one.at);
+        let is_gone = |end| matches!(end, End::Moved | End::Superseded);
+        let of_vm = |one: &&Ended| one.progress.vm == vm && is_gone(one.end) && is_new(one.at);
         all.iter().find(of_vm).map(|one| one.progress.to.clone())
     }
 
@@ -128,6 +137,9 @@ mod tests {
         assert!(!outgoing.enter(&progress("web1"), move |order| again.send(order).unwrap()));
         assert!(outgoing.order("web1", Order::Cancel) && !outgoing.order("web2", Order::Cancel));
         assert_eq!(ordered.try_iter().collect::<Vec<_>>(), [Order::Cancel]);
+        outgoing.order_all_to("a", Order::Untrusted);
+        outgoing.order_all_to("b", Order::Untrusted);
+        assert_eq!(ordered.try_iter().collect::<Vec<_>>(), [Order::Untrusted]);
         assert!(outgoing.has_attempt(AttemptId(3)) && outgoing.just_moved("web1").is_none());
         let ended = |vm: String, at| Ended {
             progress: Progress::new(&vm, "b", AttemptId(3), Bytes(4096)),

@@ -9,10 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use pagoda_api::in_full;
+use pagoda_core::policy::VmId;
+use pagoda_core::units::{Bytes, PageCount};
 use pagoda_link::PublicKey;
 use pagoda_move::note::{Note, Offered};
 use pagoda_move::owner::{Qemu, Recovered, recover};
 use pagoda_move::units::{AttemptId, Moment};
+use pagoda_pager::tier::source::Arrivals;
 
 use super::destination::{self, vm};
 use super::source;
@@ -51,33 +54,52 @@ fn of_records(registry: &Registry) -> BTreeSet<String> {
     moves.map(|vm| vm.record.name.clone()).collect()
 }
 
-fn settle_all(registry: &Arc<Registry>, mut names: BTreeSet<String>) {
-    let mut said = BTreeSet::new();
-    while !names.is_empty() {
-        let mut pause = LOOK;
-        names.retain(|name| match settle(registry, name) {
-            Ok(true) => {
-                registry.moves.settle_left(name);
-                false
-            }
-            Ok(false) => true,
+/// Each VM that something was under way with has a thread of its own: what one waits for, no other does.
+fn settle_all(registry: &Arc<Registry>, names: BTreeSet<String>) {
+    for name in names {
+        // Most have moved at some time, and that is all.
+        if settled_before(registry, &name) {
+            registry.moves.settle_left(&name);
+            continue;
+        }
+        let (registry, of) = (Arc::clone(registry), name.clone());
+        let settle = move || settle_until_done(&registry, &of);
+        if let Err(error) = thread::Builder::new().name("moves".into()).spawn(settle) {
+            tracing::error!(vm = %name, "go on with a move that was under way: {error}; the next daemon does");
+        }
+    }
+}
+
+fn settle_until_done(registry: &Arc<Registry>, name: &str) {
+    let mut is_said = false;
+    loop {
+        match settle(registry, name) {
+            Ok(true) => return registry.moves.settle_left(name),
+            Ok(false) => thread::sleep(LOOK),
             Err(error) => {
-                pause = AGAIN;
-                if said.insert(name.clone()) {
+                if !std::mem::replace(&mut is_said, true) {
                     tracing::error!(vm = %name, "a move that was under way, tried again: {}", in_full(error.as_ref()));
                 }
-                true
+                thread::sleep(AGAIN);
             }
-        });
-        thread::sleep(pause);
+        }
     }
+}
+
+/// It does not move. False also if nobody can tell.
+fn settled_before(registry: &Registry, name: &str) -> bool {
+    let is_own = matches!(registry.moves.notes().read(name), Ok(None | Some(Note::Owned(_))));
+    is_own && known(registry, name).is_none_or(|known| known.operation.is_none())
 }
 
 /// What is known of a VM that was being moved.
 struct Known {
     /// One that nobody carries out since this daemon started.
     operation: Option<Operation>,
+    /// It has an engine, and its QEMU has answered.
     is_attached: bool,
+    /// It has an engine.
+    is_served: bool,
     /// Its guest has run since it came here.
     was_let_run: bool,
     qmp: Arc<Monitor>,
@@ -90,7 +112,8 @@ fn known(registry: &Registry, name: &str) -> Option<Known> {
     let was_let_run = vm.shared.as_ref().is_some_and(|shared| shared.was_let_run());
     // QEMU was asked whether its gate works, which our own migrations need: nothing else asks it anything any more.
     let is_attached = vm.handle.is_some() && vm.keeps_ram;
-    Some(Known { operation, is_attached, was_let_run, qmp: Arc::clone(&vm.qmp) })
+    let is_served = vm.handle.is_some();
+    Some(Known { operation, is_attached, is_served, was_let_run, qmp: Arc::clone(&vm.qmp) })
 }
 
 /// False: it cannot be told yet.
@@ -102,8 +125,10 @@ fn settle(registry: &Arc<Registry>, name: &str) -> Result<bool> {
     if is_own && known.as_ref().is_none_or(|known| known.operation.is_none()) {
         return Ok(true);
     }
-    // Its agent is on its way, or its process has ended, which is found out.
-    if known.as_ref().is_some_and(|known| !known.is_attached) {
+    // Its agent is on its way, or its process has ended, which is found out. One that lacks pages may not answer before they come.
+    let lacks =
+        matches!(note, Some(Note::Accepted(..))) && lacking(registry, name).is_some_and(|(_, lacks)| lacks.is_some());
+    if known.as_ref().is_some_and(|known| if lacks { !known.is_served } else { !known.is_attached }) {
         return Ok(false);
     }
     match (note, &known) {
@@ -111,7 +136,7 @@ fn settle(registry: &Arc<Registry>, name: &str) -> Result<bool> {
         (None | Some(Note::Owned(_)), Some(known)) => settle_own(registry, name, note, known),
         (Some(Note::Given(offered, _)), _) => go_on_as_source(registry, name, note, offered),
         (Some(Note::Incoming(offered) | Note::Accepted(offered, _) | Note::Refused(offered)), _) => {
-            go_on_as_destination(registry, name, note, offered, known.as_ref())
+            go_on_as_destination(registry, name, (note, offered), known.as_ref(), lacks)
         }
     }
 }
@@ -128,7 +153,7 @@ fn settle_own(registry: &Arc<Registry>, name: &str, note: Option<Note>, known: &
         }
         // The grant was its, and its guest could not be let run so far.
         (OperationKind::Arrival, _) if operation.resume && !known.was_let_run => {
-            vm::run(registry, name);
+            vm::run(registry, name, drop);
             return Ok(true);
         }
         // Whoever has paused it since it ran is its user.
@@ -154,14 +179,27 @@ fn go_on_as_source(registry: &Arc<Registry>, name: &str, note: Option<Note>, off
     Ok(true)
 }
 
+/// What has come of the pages that a VM lacks, of so many.
+type Lacks = (Arc<Arrivals>, PageCount);
+
+/// A VM that was accepted, and what it lacks. None: all is here.
+fn lacking(registry: &Registry, name: &str) -> Option<(VmId, Option<Lacks>)> {
+    let vms = registry.lock();
+    let vm = vms.get(name)?;
+    let lacks = vm.arrivals.clone().filter(|arrivals| !arrivals.is_whole());
+    let pages = Bytes(vm.record.memory()).pages_floor();
+    Some((vm.governed.id, lacks.map(|arrivals| (arrivals, pages))))
+}
+
 fn go_on_as_destination(
     registry: &Arc<Registry>,
     name: &str,
-    note: Option<Note>,
-    offered: Offered,
+    (note, offered): (Option<Note>, Offered),
     known: Option<&Known>,
+    lacks: bool,
 ) -> Result<bool> {
-    let mut qemu = vm::qemu_of(registry, name);
+    // One that lacks pages is not asked: its answer may wait for them.
+    let mut qemu = if lacks { Qemu::Stopped } else { vm::qemu_of(registry, name) };
     let has_run = known.is_some_and(|known| known.was_let_run || known.operation.is_none()) || qemu == Qemu::Running;
     if matches!(note, Some(Note::Accepted(..))) && has_run && qemu != Qemu::Dead {
         // Whoever has paused it since is its user.
@@ -176,14 +214,15 @@ fn go_on_as_destination(
     let now = Instant::now();
     let recovered = recover(registry.moves.me(), note, qemu, false, Moment(now.elapsed()), &mut actions);
     if let Recovered::Destination(owner) = recovered {
-        let is_whole = matches!(note, Some(Note::Accepted(..)));
+        let is_accepted = matches!(note, Some(Note::Accepted(..)));
         let claim = registry.moves.claims.claim(name).context("another move of it is under way")?;
         // No other VM gets the name of one that was accepted, as long as its note says so.
-        let made = if is_whole { registry.lock().get(name).map(|vm| vm.governed.id) } else { None };
-        let begun = destination::Begun { owner: *owner, actions, wanted: None, made, link: None, claim };
+        let found = if is_accepted { lacking(registry, name) } else { None };
+        let (made, lacks) = found.map_or((None, None), |(id, lacks)| (Some(id), lacks));
+        let is_whole = is_accepted && lacks.is_none();
+        let begun = destination::Begun { owner: *owner, actions, wanted: None, made, lacks, link: None, claim };
         let begun = destination::begin(registry, name, PublicKey(offered.peer.0), begun)?;
         if is_whole {
-            // All its pages were here before it was accepted.
             let _ = begun.inputs.send(super::sessions::Input::Whole);
         }
     }

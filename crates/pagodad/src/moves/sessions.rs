@@ -1,17 +1,22 @@
 //! The attempts of other hosts to move a VM here that are under way: who has the machine of each, and how it is told something.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
+use pagoda_core::bits::PageSet;
 use pagoda_core::policy::VmId;
+use pagoda_core::units::{Bytes, ChunkIdx};
 use pagoda_link::PublicKey;
+use pagoda_move::owner::End;
 use pagoda_move::units::{AttemptId, RoundNo};
 use pagoda_move::wire::Control;
 use pagoda_pager::handle::Handle;
 
 use super::channel::ControlSender;
+use super::outgoing::{ENDED_FOR, ENDED_MAX};
 use super::store::Store;
 use crate::qmp::Monitor;
 
@@ -43,12 +48,28 @@ pub enum Input {
     RoundKept(RoundNo),
     /// The VM is made, and its QEMU waits; or why that is not possible.
     Prepared(Result<Box<Arriving>, String>),
+    /// A stream to the source, which this host has called.
+    Called(LinkNo, Arc<ControlSender>),
+    /// A data stream of the newest connection has ended.
+    StreamEnded,
+    /// It was tried to let the guest run. False: QEMU had ended before.
+    LetRun(bool),
+    /// QEMU has its state, or why not.
+    Loaded(Result<(), String>),
+    /// Pages that the VM lacked are in their places for good.
+    Stored(ChunkIdx, PageSet),
+    /// There is something to be told the source of the pages that a VM lacks here.
+    Tail,
     /// All pages are in their places.
     Whole,
     /// Pages could not be stored, and why.
     Failed(String),
     /// An operator says that the source is gone for good.
     Resolve,
+    /// It is given up if it is before the grant, and why.
+    Cancel(String),
+    /// Its source is not trusted any more: the stream ends.
+    Cut,
 }
 
 /// One that is under way.
@@ -61,6 +82,26 @@ pub struct Session {
     /// Where its pages go, once there is a VM.
     pub store: Option<Arc<Store>>,
     pub progress: Arc<Mutex<Progress>>,
+    pub began: Instant,
+}
+
+impl Session {
+    /// Content that is in its place here.
+    pub fn came(&self) -> Bytes {
+        let (in_dram, in_swap) = self.store.as_ref().map(|store| store.counts()).unwrap_or_default();
+        (in_dram + in_swap).bytes()
+    }
+}
+
+/// One that has ended.
+#[derive(Clone, Debug)]
+pub struct Arrived {
+    pub session: Session,
+    /// How much of it was here, and how long it took.
+    pub came: Bytes,
+    pub elapsed: Duration,
+    pub end: End,
+    pub at: SystemTime,
 }
 
 /// How far one is, for users.
@@ -68,8 +109,8 @@ pub struct Session {
 pub struct Progress {
     pub phase: &'static str,
     pub rounds: u32,
-    pub in_dram: u64,
-    pub in_swap: u64,
+    /// Bytes of a VM that runs here which are still at its source.
+    pub left: u64,
     pub why: Option<String>,
 }
 
@@ -78,6 +119,7 @@ pub struct Progress {
 pub struct Sessions {
     by_attempt: Mutex<BTreeMap<AttemptId, Session>>,
     links: AtomicU64,
+    ended: Mutex<VecDeque<Arrived>>,
 }
 
 impl Sessions {
@@ -121,6 +163,33 @@ impl Sessions {
     /// It is over.
     pub fn leave(&self, attempt: AttemptId) {
         self.lock().remove(&attempt);
+    }
+
+    /// How one has ended.
+    pub fn note_end(&self, attempt: AttemptId, end: End) {
+        let Some(session) = self.lock().get(&attempt).cloned() else { return };
+        let mut all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nothing of the VM is kept by it.
+        let (came, elapsed) = (session.came(), session.began.elapsed());
+        all.push_back(Arrived {
+            session: Session { store: None, ..session },
+            came,
+            elapsed,
+            end,
+            at: SystemTime::now(),
+        });
+        if all.len() > ENDED_MAX {
+            all.pop_front();
+        }
+    }
+
+    /// Those that have ended of late, the last one last.
+    pub fn ended(&self) -> Vec<Arrived> {
+        let mut all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        // A clock that was set back shows them for longer.
+        let is_old = |ended: &Arrived| SystemTime::now().duration_since(ended.at).is_ok_and(|since| since > ENDED_FOR);
+        all.retain(|ended| !is_old(ended));
+        all.iter().cloned().collect()
     }
 
     pub fn all(&self) -> Vec<Session> {

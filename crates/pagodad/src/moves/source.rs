@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | 1 | all checks; the destination is called | nothing | runs |
 //! | 2 | the record says that the VM moves; it gets a note, if it has none | owned: the move is given up | runs |
-//! | 3 | the destination compares, and makes room | the same | runs |
+//! | 3 | the destination compares, and makes room; the note tells of the offer | the same | runs |
 //! | 4 | rounds of pages | the same | runs |
 //! | 5 | QEMU saves its state, and stops the VM for that; the last pages and the state are sent | owned: it runs again | stands |
 //! | 6 | the note says that the VM is given away, and then the grant is sent | given: the grant again | stands |
@@ -14,7 +14,9 @@
 //! From step 6 on nothing lets the VM run here but the machine ([`pagoda_move::owner`]), by the destination's refusal or an operator's
 //! word. What the guest sees of a failure before that: it runs on.
 
+mod asking;
 mod check;
+mod copies;
 mod copying;
 mod driver;
 mod guest;
@@ -25,6 +27,8 @@ pub mod progress;
 mod request;
 mod shown;
 mod standing;
+mod superseded;
+mod tail;
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -37,11 +41,13 @@ use pagoda_core::units::Bytes;
 use pagoda_image::ImageId;
 use pagoda_link::PublicKey;
 use pagoda_link::hosts::Hosts;
-use pagoda_move::note::{Note, Offered};
+use pagoda_move::note::{Note, Offered, Owned};
 use pagoda_move::owner::{Action, Source};
-use pagoda_move::units::{AttemptId, Generation, HostKey, Moment};
+use pagoda_move::units::{AttemptId, HostKey, Moment};
 
+pub use self::asking::ask;
 pub use self::request::{Request, STOP_COST};
+pub use self::superseded::supersede;
 
 use self::check::{Checked, check};
 use self::driver::{Begun, Driver};
@@ -49,12 +55,12 @@ use self::guest::Guest;
 use self::input::Input;
 use self::line::Called;
 use self::progress::Progress;
+use self::request::new_attempt;
 use self::shown::Stage;
 use super::channel::{self, STREAMS};
 use super::claims::Claim;
 use super::notes::{FIRST, Notes};
 use super::outgoing::Order;
-use crate::random;
 use crate::record::{Operation, OperationKind};
 use crate::registry::Registry;
 use crate::registry::operation::ImageThen;
@@ -69,11 +75,8 @@ const CLAIM_LOOK: Duration = Duration::from_millis(10);
 /// What keeps it from moving. Nothing is changed.
 pub fn begin(registry: &Arc<Registry>, request: &Request) -> Result<(), ApiError> {
     let checked = check(registry, request)?;
-    let unreachable = |error| {
-        let what = format!("{} at {}: {}", checked.host.name, checked.host.address, in_full(&error));
-        ApiError::new(ErrorCode::Unreachable, what, Some("`pagoda host ping` says more"))
-    };
-    let connection = channel::connect(&checked.own, &checked.host, &request.vm, STREAMS).map_err(unreachable)?;
+    let connection = channel::connect(&checked.own, &checked.host, &request.vm, STREAMS);
+    let connection = connection.map_err(|error| asking::unreachable(&checked, &error))?;
     let refuse = |error: anyhow::Error| {
         let what = format!("{} does not move: {}", request.vm, in_full(error.as_ref()));
         ApiError::new(ErrorCode::Refused, what, None)
@@ -86,7 +89,7 @@ pub fn begin(registry: &Arc<Registry>, request: &Request) -> Result<(), ApiError
     let operation = Operation { kind: OperationKind::Move, image: ImageId(attempt.0.into()), resume: checked.runs };
     registry.begin_operation(id, operation)?;
     let (asker, answer) = channel();
-    let started = own_generation(registry, &request.vm)
+    let started = owned(registry, &request.vm)
         .and_then(|own| start(registry, request, checked, (attempt, own, claim), connection, asker));
     if let Err(error) = started {
         registry.end_operation(id, ImageThen::Kept);
@@ -108,20 +111,15 @@ fn claim(registry: &Registry, vm: &str) -> Result<Claim> {
     }
 }
 
-/// Random, and never 0.
-fn new_attempt() -> Result<AttemptId> {
-    let bytes = random::bytes().context("make a name for the attempt")?;
-    Ok(AttemptId((u128::from_le_bytes(bytes) as u64).max(1)))
-}
-
-/// At which this host owns the VM, durably. It gets a note if it has none.
-fn own_generation(registry: &Registry, vm: &str) -> Result<Generation> {
+/// How this host owns the VM, durably. It gets a note if it has none.
+fn owned(registry: &Registry, vm: &str) -> Result<Owned> {
     let notes: Notes = registry.moves.notes().clone();
     match notes.read(vm)? {
-        Some(Note::Owned(own)) => Ok(own),
+        Some(Note::Owned(owned)) => Ok(owned),
         None => {
-            notes.write(vm, Some(Note::Owned(FIRST)))?;
-            Ok(FIRST)
+            let first = Owned::Alone(FIRST);
+            notes.write(vm, Some(Note::Owned(first)))?;
+            Ok(first)
         }
         Some(Note::Given(offered, _)) => anyhow::bail!(
             "it was given to the host with the key {:?}, and that has not ended: see `pagoda moves`",
@@ -139,16 +137,16 @@ fn start(
     registry: &Arc<Registry>,
     request: &Request,
     checked: Checked,
-    (attempt, own_generation, claim): (AttemptId, Generation, Claim),
+    (attempt, owned, claim): (AttemptId, Owned, Claim),
     connection: channel::Connection,
     asker: Sender<Result<(), ApiError>>,
 ) -> Result<()> {
     let Checked { ready, host, own, offer, runs } = checked;
     let vm = &request.vm;
-    let offered = Offered { attempt, peer: HostKey(host.key.0), generation: own_generation.next() };
+    let offered = Offered { attempt, peer: HostKey(host.key.0), generation: owned.generation().next() };
     let mut actions = Vec::new();
     let me = HostKey(own.public().0);
-    let owner = Source::begin(me, own_generation, offered, false, Moment::default(), &mut actions);
+    let owner = Source::begin(me, owned.generation(), offered, false, Moment::default(), &mut actions);
     let progress = Progress::new(vm, &host.name, attempt, offer.pages().bytes());
     let hosts = Hosts::in_dir(&registry.config.hosts.dir);
     let (inputs, progress) = enter(registry, progress)?;
@@ -158,6 +156,7 @@ fn start(
         called: Called { own, hosts, key: offered.peer, vm: vm.clone() },
         guest: Guest::new(registry, vm, ready.id, runs),
         notes: registry.moves.notes().clone(),
+        owned: Some(owned),
         offer: Some((offer, request.settings())),
         progress,
         answer: Some(asker),
@@ -192,6 +191,7 @@ pub fn go_on(
         called,
         guest: Guest::left(registry, vm),
         notes: registry.moves.notes().clone(),
+        owned: None,
         offer: None,
         progress,
         answer: None,

@@ -9,6 +9,8 @@ use pagoda_move::wire::limits::SPECIFICATION_MAX;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::record::Remote;
+
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -20,6 +22,9 @@ pub struct Specification {
     pub qemu: Qemu,
     /// The guest runs. If not, its user has paused it, and it stays so.
     pub running: bool,
+    /// Its remote tier, which is handed over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<Remote>,
 }
 
 impl Specification {
@@ -60,7 +65,7 @@ mod tests {
         let launch = Launch { program: "/q".into(), words, cwd: "/".into(), uid: 1, gid: 2, unstartable: vec![] };
         let spec = VmSpec { dram: Some(1 << 30), ..VmSpec::default() };
         let qemu = Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into() };
-        Specification { launch, spec, memory: vec![1 << 31], qemu, running: true }
+        Specification { launch, spec, memory: vec![1 << 31], qemu, running: true, remote: None }
     }
 
     #[test]
@@ -68,6 +73,10 @@ mod tests {
         let text = specification().to_text().unwrap();
         assert!(!text.contains(char::is_control), "{text}");
         assert_eq!(Specification::parse(&text).unwrap(), specification());
+        let remote = Remote { space: 7, copies: 2, key: [0xa7; 32], cluster: Some("lab".into()) };
+        let with_tier = Specification { remote: Some(remote), ..specification() };
+        assert_eq!(Specification::parse(&with_tier.to_text().unwrap()).unwrap(), with_tier);
+        assert!(!format!("{with_tier:?}").contains("167"), "the key of its pages is in no log");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use anyhow::{Result, bail};
 use pagoda_api::in_full;
 use pagoda_link::hosts::Hosts;
 use pagoda_move::note::Note;
@@ -13,6 +14,8 @@ use super::claims::Claims;
 use super::notes::Notes;
 use super::outgoing::Outgoing;
 use super::sessions::Sessions;
+use super::streams::Streams;
+use super::unclear::Unclear;
 
 /// See the module.
 #[derive(Debug)]
@@ -22,6 +25,10 @@ pub struct Moves {
     /// From this host.
     pub outgoing: Outgoing,
     pub claims: Claims,
+    /// That other hosts have begun.
+    pub streams: Streams,
+    /// VMs of which other hosts say what the notes here cannot tell.
+    pub unclear: Unclear,
     /// VMs whose moves an earlier daemon left, and of which nobody has said yet what becomes of them.
     left: Mutex<BTreeSet<String>>,
     notes: Notes,
@@ -35,6 +42,8 @@ impl Moves {
             sessions: Sessions::default(),
             outgoing: Outgoing::default(),
             claims: Claims::default(),
+            streams: Streams::default(),
+            unclear: Unclear::default(),
             left: Mutex::default(),
             notes: Notes::below(state_dir),
             hosts: Hosts::in_dir(hosts_dir),
@@ -65,6 +74,11 @@ impl Moves {
         matches!(self.notes.read(vm), Ok(Some(Note::Given(..))))
     }
 
+    /// A VM that comes is this host's. Also if nobody can tell.
+    pub fn has_accepted(&self, vm: &str) -> bool {
+        matches!(self.notes.read(vm), Ok(Some(Note::Accepted(..) | Note::Owned(_))) | Err(_))
+    }
+
     /// A VM of this host's has ended. What another host has a word to say about is kept.
     pub fn forget(&self, vm: &str) {
         // Whoever has a claim decides itself.
@@ -77,6 +91,21 @@ impl Moves {
             }
             Ok(_) => {}
             Err(error) => tracing::warn!(vm, "{}", in_full(error.as_ref())),
+        }
+    }
+
+    /// That nothing is left of an earlier VM of this name, which has ended: what other hosts say of that one must not be taken to be of the
+    /// next. The caller has the name.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub fn check_forgotten(&self, vm: &str) -> Result<()> {
+        self.forget(vm);
+        match self.notes.read(vm)? {
+            Some(Note::Owned(owned)) if owned.offered().is_some() => {
+                bail!("the note of an earlier VM {vm} is there still")
+            }
+            _ => Ok(()),
         }
     }
 

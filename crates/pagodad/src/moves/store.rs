@@ -3,21 +3,27 @@
 //! Data streams bring pages, each in a thread of its own. A page is stored only while the gate is open, by a stream of the newest
 //! connection: both are looked at under the lock that whoever shuts the gate waits for. So no page is stored any more once
 //! [`Store::shut`] has returned, and none of an earlier connection once a later one is known.
+//!
+//! If the VM runs here without all its pages, those that it lacks come next, each of which counts once ([`Arrivals`]).
 
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use pagoda_core::bits::PageSet;
 use pagoda_core::fault::{Located, Pages};
+use pagoda_core::units::{ChunkIdx, PageCount};
 use pagoda_move::arrival::Arrival;
 use pagoda_move::map::PageRun;
 use pagoda_move::units::{AttemptId, ConnectionNo, RoundNo};
 use pagoda_move::wire::{Codec, Data, RunKind};
 use pagoda_pager::arriving::Arriving;
+use pagoda_pager::tier::source::Arrivals;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Store {
-    pages: Arriving,
+    /// Until the VM runs here.
+    pages: Option<Arriving>,
     arrival: Mutex<Arrival>,
     gate: RwLock<Gate>,
 }
@@ -25,6 +31,8 @@ pub struct Store {
 #[derive(Debug)]
 struct Gate {
     is_open: bool,
+    /// The VM runs here, and lacks pages.
+    tail: Option<Arc<Arrivals>>,
     newest: ConnectionNo,
 }
 
@@ -43,14 +51,23 @@ pub enum Taken {
     In,
     /// All pages of this round are in their places.
     Round(RoundNo),
+    /// These pages of a VM that runs here are in their places for good.
+    Stored(ChunkIdx, PageSet),
     /// There is a later connection: the stream is of no use any more.
     Outdated,
 }
 
 impl Store {
+    /// Of a VM that is made now.
     pub fn new(pages: Arriving, arrival: Arrival) -> Store {
-        let gate = Gate { is_open: true, newest: ConnectionNo(0) };
-        Store { pages, arrival: Mutex::new(arrival), gate: RwLock::new(gate) }
+        let gate = Gate { is_open: true, tail: None, newest: ConnectionNo(0) };
+        Store { pages: Some(pages), arrival: Mutex::new(arrival), gate: RwLock::new(gate) }
+    }
+
+    /// Of a VM that runs here already.
+    pub fn of_tail(arrivals: Arc<Arrivals>, arrival: Arrival) -> Store {
+        let gate = Gate { is_open: false, tail: Some(arrivals), newest: ConnectionNo(0) };
+        Store { pages: None, arrival: Mutex::new(arrival), gate: RwLock::new(gate) }
     }
 
     /// What has arrived but pages.
@@ -65,6 +82,11 @@ impl Store {
             gate.newest = connection;
             self.arrival().connect();
         }
+    }
+
+    /// No later connection is known.
+    pub fn is_newest(&self, connection: ConnectionNo) -> bool {
+        self.gate.read().unwrap_or_else(PoisonError::into_inner).newest == connection
     }
 
     /// A stream of a connection begins.
@@ -92,8 +114,11 @@ impl Store {
         }
         match data {
             Data::Open { .. } => bail!("a stream is opened twice"),
-            // The VM stands still at its source and has all pages: what comes again is the same.
-            Data::Run { .. } if !gate.is_open => Ok(Taken::In),
+            Data::Run { pages, kind } if !gate.is_open => match &gate.tail {
+                Some(arrivals) if self.arrival().is_open(opened.stream) => take_in_tail(arrivals, pages, kind),
+                // The VM stands still at its source: what comes again is the same. What it lacks here comes when it runs.
+                _ => Ok(Taken::In),
+            },
             Data::Run { pages, kind } => {
                 // Not under the lock of what has arrived: the disk may be slow.
                 let counts = self.arrival().counts(opened.stream, pages)?;
@@ -111,26 +136,51 @@ impl Store {
 
     fn store(&self, pages: PageRun, kind: RunKind<'_>) -> Result<()> {
         let at = Pages { chunk: pages.chunk, run: pages.run };
+        let places = self.pages.as_ref().context("pages of a VM that runs here already")?;
         match kind {
-            RunKind::Content(Codec::Raw, content) => self.pages.store(at, content)?,
-            RunKind::Zero | RunKind::Freed => self.pages.zero(at)?,
-            RunKind::Content(Codec::Lz4, _) => bail!("pages are compressed, which was not agreed on"),
+            RunKind::Content(Codec::Raw, content) => places.store(at, content)?,
+            RunKind::Zero | RunKind::Freed => places.zero(at)?,
+            RunKind::Content(Codec::Lz4, _) => bail!("compressed pages, which whoever receives them unpacks"),
             RunKind::InImage { .. } => bail!("pages of an image, which was not agreed on"),
         }
         Ok(())
     }
 
-    /// Stores nothing any more.
-    pub fn close(&self) {
-        self.gate.write().unwrap_or_else(PoisonError::into_inner).is_open = false;
+    /// How many pages are here of a VM that is made now: in DRAM, and in swap. Zeros are in neither.
+    pub fn counts(&self) -> (PageCount, PageCount) {
+        self.pages.as_ref().map(Arriving::counts).unwrap_or_default()
     }
 
-    /// Stores nothing any more, and says where every page is.
+    /// Stores nothing any more.
+    pub fn close(&self) {
+        let mut gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        (gate.is_open, gate.tail) = (false, None);
+    }
+
+    /// Stores nothing any more, and says where every page is. Copies of pages that are missing do not count.
     ///
     /// # Errors
     /// The files cannot be brought in order.
-    pub fn shut(&self) -> Result<Vec<Located>> {
+    pub fn shut(&self, missing: &[(ChunkIdx, PageSet)]) -> Result<Vec<Located>> {
         self.close();
-        Ok(self.pages.finish()?)
+        let places = self.pages.as_ref().context("the VM runs here already")?;
+        Ok(places.finish_without(missing)?)
     }
+
+    /// The VM's engine serves it, without the pages that these are to have.
+    pub fn begin_tail(&self, arrivals: Arc<Arrivals>) {
+        self.gate.write().unwrap_or_else(PoisonError::into_inner).tail = Some(arrivals);
+    }
+}
+
+/// Pages that a VM lacks which runs here. Those that it has got, or had already, are not taken in.
+fn take_in_tail(arrivals: &Arrivals, pages: PageRun, kind: RunKind<'_>) -> Result<Taken> {
+    let at = Pages { chunk: pages.chunk, run: pages.run };
+    let stored = match kind {
+        RunKind::Content(Codec::Raw, content) => arrivals.put(at, content)?,
+        RunKind::Zero | RunKind::Freed => arrivals.put_zeros(at)?,
+        RunKind::Content(Codec::Lz4, _) => bail!("compressed pages, which whoever receives them unpacks"),
+        RunKind::InImage { .. } => bail!("pages of an image, which was not agreed on"),
+    };
+    Ok(Taken::Stored(pages.chunk, stored))
 }

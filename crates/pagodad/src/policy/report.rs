@@ -119,6 +119,7 @@ impl Governor {
             state: ReclaimState::High.name().to_owned(),
             reserved_bytes: bytes(reserved.memory),
             swap_reserved_bytes: bytes(reserved.swap),
+            template_bytes: bytes(state.rounds.policy.templates()),
             round_wait: state.waits.describe(),
             ..HostPolicy::default()
         };

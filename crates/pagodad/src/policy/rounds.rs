@@ -21,6 +21,7 @@ use super::round_wait::timed;
 use super::{host, settings, vmm_kind};
 use crate::balloon;
 use crate::record::Record;
+use crate::registry::templates::Wanted;
 use crate::registry::{Registry, Vm};
 
 /// The reading of the host's memory, in health.
@@ -48,6 +49,7 @@ pub fn make(registry: &Arc<Registry>) {
     let vms = report_all(registry, &mut waited);
     let reports: Vec<VmReport> = vms.iter().map(|vm| vm.report).collect();
     let read = host::read_memory();
+    let templates = registry.count_templates();
     let mut state = timed(&mut waited, || registry.governor.lock());
     match read {
         Ok(memory) => {
@@ -60,7 +62,7 @@ pub fn make(registry: &Arc<Registry>) {
         }
     }
     let now_ms = registry.governor.now_ms();
-    let host = HostReport { now_ms, memory: state.memory, available_min: state.config.host_available_min };
+    let host = HostReport { now_ms, memory: state.memory, available_min: state.config.host_available_min, templates };
     let before = state.rounds.last().map(|last| (last.plan.state, last.plan.stuck.is_some()));
     recording.begin(state.rounds.policy.host(), governor.seed);
     recording.before(&state.rounds.policy);
@@ -70,7 +72,12 @@ pub fn make(registry: &Arc<Registry>) {
         recording.after(&state.rounds.policy, &host, &reports, made);
         log(before, last);
     }
+    let wanted = state.rounds.last().map_or(Wanted::NotNow, Wanted::by);
     drop(state);
+    if registry.drop_templates(wanted) && wanted == Wanted::Now {
+        // What VMs are told below is as if it were still there; the next round knows better, and comes at once.
+        registry.governor.doorbell.ring();
+    }
     let mut locked = timed(&mut waited, || registry.lock());
     for vm in locked.values_mut() {
         if let Some(index) = reports.iter().position(|report| report.id == vm.governed.id) {

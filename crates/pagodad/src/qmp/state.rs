@@ -15,17 +15,19 @@ mod capability;
 mod check;
 mod gate;
 mod load;
+mod paused;
 mod progress;
 mod save;
 mod stream;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 mod undo;
 
-pub use capability::leave_disks_alone;
+pub use capability::{disks_are_taken, leave_disks_alone};
 pub use check::{check, machine};
 pub use gate::Gate;
 pub use load::load;
+pub use paused::{PauseKind, is_paused, pause_of};
 pub use progress::{RunState, run_state};
-pub use save::{Pause, SaveError, Saved, resume, save};
+pub use save::{Pause, SaveError, Saved, cont, resume, save};
 pub use undo::undo;

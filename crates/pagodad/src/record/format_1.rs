@@ -119,7 +119,7 @@ fn remote(text: &str) -> Option<Remote> {
     let copies = (1..=REMOTE_COPIES_MAX).find(|known| known.to_string() == copies)?;
     let remote =
         Remote { space: u64::from_be_bytes(from_hex(space)?), copies, key: from_hex::<REMOTE_KEY_SIZE>(key)?, cluster };
-    remote.check().map(|()| remote)
+    remote.is_right().then_some(remote)
 }
 
 #[cfg(test)]

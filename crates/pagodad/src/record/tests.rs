@@ -106,6 +106,7 @@ fn record_reads_as_written() {
     let mut records = vec![all(), least(), with_launch(), with_operation(), with_reads()];
     records.push(Record { operation: None, ..with_operation() });
     records.push(Record { borrows: true, ..with_reads() });
+    records.push(Record { has_source_tier: true, ..with_reads() });
     let without = |change: fn(&mut Record)| {
         let mut record = all();
         change(&mut record);

@@ -14,6 +14,7 @@ use pagoda_core::policy::{Change, SettingsError, SwapSpace, VmId};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::Handle;
 
+use super::templates::Wanted;
 use super::{Registry, Vm, internal, no_such_vm};
 use crate::policy::{State, settings, vmm_kind};
 use crate::record::Record;
@@ -41,6 +42,14 @@ impl Registry {
         let vm = settings::vm_settings(&record.spec, memory, &policy.config).map_err(|e| settings::refusal(&e))?;
         let overhead = policy.rounds.expected_overhead(vmm_kind(record.kind), &vm);
         let id = policy.new_id();
+        let added = policy.rounds.policy.add(id, vm.clone(), overhead, &swap);
+        if !matches!(added, Err(SettingsError::NotAdmitted(_))) {
+            return added.map(|()| id).map_err(|e| self.not_admitted(&e));
+        }
+        drop(policy);
+        // What no VM uses is nobody's reason not to start.
+        self.drop_templates(Wanted::Now);
+        let mut policy = self.governor.lock();
         policy.rounds.policy.add(id, vm, overhead, &swap).map_err(|e| self.not_admitted(&e))?;
         Ok(id)
     }

@@ -5,20 +5,25 @@ use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::arriving::Arriving;
 
 use super::{Registry, internal};
-use crate::record::Operation;
+use crate::record::{Operation, Remote};
 
 /// Of a VM's limit so much stays free, so that its first page-ins find room without page-out.
 const HEADROOM_PART: u64 = 32;
 
 impl Registry {
-    /// Makes a VM whose pages are to come, and that a program can attach to meanwhile.
+    /// Makes a VM whose pages are to come, and that a program can attach to meanwhile. `remote`: its tier, which is handed over.
     ///
     /// # Errors
     /// As [`Registry::create`]. Nothing is left behind.
-    pub fn create_arriving(&self, request: CreateVm, operation: Operation) -> Result<(CreatedVm, Arriving), ApiError> {
+    pub fn create_arriving(
+        &self,
+        request: CreateVm,
+        operation: Operation,
+        remote: Option<Remote>,
+    ) -> Result<(CreatedVm, Arriving), ApiError> {
         let name = request.name.clone();
         let memory = request.memory.clone();
-        let created = self.create_new(request, operation)?;
+        let created = self.create_new(request, operation, remote)?;
         let filled = self.files_of(&name, &memory);
         match filled {
             Ok(arriving) => Ok((created, arriving)),

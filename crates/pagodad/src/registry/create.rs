@@ -11,10 +11,10 @@ use std::path::Path;
 use anyhow::Context;
 use pagoda_abi::Token;
 use pagoda_api::in_full;
-use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, Launch, VmKind};
+use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, Launch, RemoteRequest, VmKind};
 use pagoda_core::policy::VmId;
-use pagoda_image::Image;
 use pagoda_move::note::Note;
+use pagoda_pager::tier::source::ArrivalFiles;
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::swapfile::{Reserve, SwapFile};
 
@@ -23,7 +23,7 @@ use super::{Registry, Vm, internal};
 use crate::disks::Restored;
 use crate::images::source::Source;
 use crate::qmp::Monitor;
-use crate::record::{Operation, Record};
+use crate::record::{Operation, Record, Remote};
 use crate::remote::NewTier;
 use crate::{random, remote};
 
@@ -125,16 +125,25 @@ impl Registry {
         self.create_from(request, None)
     }
 
-    /// As [`Registry::create`], of a VM that an operation makes.
+    /// As [`Registry::create`], of a VM that an operation makes. `remote`: a tier that there is already, and that may be another host's.
     ///
     /// # Errors
     /// As [`Registry::create`].
-    pub fn create_new(&self, request: CreateVm, operation: Operation) -> Result<CreatedVm, ApiError> {
+    pub fn create_new(
+        &self,
+        mut request: CreateVm,
+        operation: Operation,
+        remote: Option<Remote>,
+    ) -> Result<CreatedVm, ApiError> {
         self.reap_name(&request.name);
         self.making.wait_until_removed(&request.name);
         self.check_free(&self.lock(), &request.name)?;
+        // None is made for it.
+        request.spec.remote = None;
         let mut new = self.prepare(request, None)?;
         new.record.operation = Some(operation);
+        new.record.spec.remote = remote.as_ref().map(|remote| RemoteRequest { copies: remote.copies });
+        new.record.remote = remote;
         new.make()
     }
 
@@ -161,24 +170,6 @@ impl Registry {
             None => self.prepare(request, None)?.make(),
             Some((source, None)) => self.prepare(request, Some(source))?.make(),
             Some((source, Some(disks))) => self.prepare(request, Some(source))?.with_disks(disks).make(),
-        }
-    }
-
-    /// Has a VM that nobody has attached to share what it reads of its image with the others that do. Without room it has its memory
-    /// to itself.
-    pub fn lend(&self, name: &str, image: &Image) {
-        if !self.config.clone_sharing || !self.protect {
-            return;
-        }
-        match self.images.templates().of(image) {
-            Ok(template) => {
-                if let Some(vm) = self.lock().get_mut(name) {
-                    vm.template = Some(template);
-                }
-            }
-            Err(error) => {
-                tracing::warn!(vm = %name, "it shares no memory with other clones: {}", in_full(error.as_ref()))
-            }
         }
     }
 
@@ -259,6 +250,11 @@ impl Registry {
         [self.records.path(&record.name), self.swap_path(&record.name)]
             .iter()
             .try_for_each(|path| check_absent(path))?;
+        // Of a VM that is gone. Nobody may take them for this one's.
+        let leftovers = ArrivalFiles::beside(&self.swap_path(&record.name)).remove();
+        leftovers.map_err(|e| internal("remove what is left of a VM of that name", e))?;
+        let forgotten = self.moves.check_forgotten(&record.name);
+        forgotten.map_err(|e| internal("forget an earlier VM of the name", in_full(e.as_ref())))?;
         let moved = disks.as_ref().map(Restored::moved).transpose();
         let moved = moved.map_err(|e| internal("look at the VM's disks", in_full(e.as_ref())))?.unwrap_or_default();
         let record = Record { disks: moved, ..record };

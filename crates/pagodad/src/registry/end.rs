@@ -4,18 +4,19 @@
 //! has on disk is its memory.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::MutexGuard;
 use std::time::Duration;
 
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, Crash, ErrorCode};
 use pagoda_core::policy::VmId;
+use pagoda_pager::tier::source::ArrivalFiles;
 
 use super::process::has_ended;
 use super::{Registry, Vm, no_such_vm};
 use crate::crashes::crash_of;
-use crate::record::Record;
+use crate::record::{OperationKind, Record};
 use crate::remote::{self, Dirs};
 
 /// How long a VM may be made without a `pagoda run` that fetches its monitor, which is its next step.
@@ -29,8 +30,8 @@ impl Registry {
             let Some((record, status)) = self.find_by_id(id, of) else { return };
             tracing::info!(vm = %record.name, ?status, "its process ended");
             // Before its record goes: whichever daemon there is next knows of it by one of the two.
-            // One that was given away is the other host's.
-            if let Some(crash) = crash_of(&record, status).filter(|_| !self.was_given_away(&record)) {
+            // One that was given away, or has not come, is the other host's.
+            if let Some(crash) = crash_of(&record, status).filter(|_| !self.is_of_another(&record)) {
                 self.crashes.note(&record, crash);
             }
             // The files first: a new VM of this name has files of the same names.
@@ -39,6 +40,12 @@ impl Registry {
             let ended = self.remove(&mut self.lock(), id);
             drop(ended);
         });
+    }
+
+    /// A VM that a move has given to another host, or that has not run here by the time its move here is over.
+    fn is_of_another(&self, record: &Record) -> bool {
+        let arrives = record.operation.is_some_and(|operation| operation.kind == OperationKind::Arrival);
+        self.was_given_away(record) || arrives && !self.moves.has_accepted(&record.name)
     }
 
     /// A VM that a move has given to another host. Others are not looked for: a note is read from the disk.
@@ -79,7 +86,7 @@ impl Registry {
         tracing::info!(vm = %record.name, "{why}");
         let was_attached = record.pid.0 != 0;
         // The reaper sees to all VMs, and waits for the disks of none.
-        let is_lost = was_attached && !self.was_given_away(&record);
+        let is_lost = was_attached && !self.is_of_another(&record);
         self.end(vms, id, &record, is_lost.then_some(Crash::Unseen));
     }
 
@@ -157,6 +164,7 @@ impl Registry {
             self.remote_path(name),
         ]);
         remove_files(compressed.into_iter().flatten());
+        remove_files(ArrivalFiles::beside(&self.swap_path(name)).paths().map(Path::to_owned));
         self.moves.forget(name);
         let dirs = Dirs::of(&self.config);
         if record.disks.is_empty() {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use pagoda_api::types::{ApiError, Crash, ErrorCode, VmInfo, VmKind, VmSpec};
 use pagoda_core::policy::VmId;
+use pagoda_move::note::Note;
 use pagoda_pager::handle::Command;
 
 use super::operation::refuse_meanwhile;
@@ -15,6 +16,7 @@ use super::process::has_ended;
 use super::{Registry, Vm, internal, no_such_vm};
 use crate::images::source;
 use crate::qmp::Monitor;
+use crate::qmp::state::{self, PauseKind, pause_of};
 use crate::record::Record;
 use crate::remote::{self, Dirs};
 
@@ -54,7 +56,7 @@ impl Registry {
         Ok(())
     }
 
-    pub(super) fn find_again(&self, record: Record) {
+    pub fn find_again(&self, record: Record) {
         let name = record.name.clone();
         let (pid, start) = record.pid;
         if record.ended {
@@ -101,44 +103,64 @@ impl Registry {
         }
     }
 
-    /// The cause of a stall is gone: tries again what failed, and lets the VM run.
+    /// The cause of a stall is gone: tries again what failed, and lets the VM run. So does a VM that its user has paused.
     ///
     /// # Errors
-    /// No such VM; one that is not stalled; an operation on it.
+    /// No such VM; one that is neither stalled nor paused; an operation on it.
     pub fn cont(&self, name: &str) -> Result<VmInfo, ApiError> {
-        let mut vms = self.lock();
-        let vm = vms.get_mut(name).ok_or_else(|| no_such_vm(name))?;
-        refuse_meanwhile(&vm.record)?;
-        let Some(handle) = vm.handle.clone() else {
-            return Err(ApiError::new(ErrorCode::WrongState, format!("{name} is not attached"), None));
-        };
-        if vm.record.blocked && vm.stalled.is_none() {
+        let id = self.id_of(name)?;
+        // An operation begins with a record that is written. So none begins between the look for one and QEMU's answer.
+        self.while_writing(id, || self.let_run(id, name)).unwrap_or_else(|| Err(no_such_vm(name)))?;
+        self.get(name)
+    }
+
+    /// The caller has the VM's writing lock.
+    fn let_run(&self, id: VmId, name: &str) -> Result<(), ApiError> {
+        let wrong = |problem: String, hint: Option<&str>| Err(ApiError::new(ErrorCode::WrongState, problem, hint));
+        let found = self.find_by_id(id, |vm| {
+            refuse_meanwhile(&vm.record)?;
+            let facts = (vm.stalled.is_some(), vm.record.kind, vm.record.blocked, Arc::clone(&vm.qmp));
+            Ok((vm.handle.clone(), facts))
+        });
+        let (handle, (is_stalled, kind, is_blocked, qmp)) = found.unwrap_or_else(|| Err(no_such_vm(name)))?;
+        let Some(handle) = handle else { return wrong(format!("{name} is not attached"), None) };
+        if is_blocked && !is_stalled {
             let hint = "it runs again as soon as memory is found: see `pagoda vm explain`";
-            return Err(ApiError::new(
-                ErrorCode::WrongState,
-                format!("{name} is blocked by the memory policy, not stalled"),
-                Some(hint),
-            ));
+            return wrong(format!("{name} is blocked by the memory policy, not stalled"), Some(hint));
         }
-        let stalled = vm.stalled.take();
-        let (kind, qmp) = (vm.record.kind, Arc::clone(&vm.qmp));
-        let is_blocked = vm.record.blocked;
-        drop(vms);
         // A stall that an earlier daemon saw is only known to QEMU, as the pause it led to.
-        let paused = kind == VmKind::Qemu && qmp.is_paused();
-        if stalled.is_none() && handle.status().stalled.is_none() && !paused {
-            return Err(ApiError::new(
-                ErrorCode::WrongState,
-                format!("{name} is not stalled, so there is nothing to continue"),
-                None,
-            ));
+        let pause = if kind == VmKind::Qemu { pause_of(&qmp).unwrap_or(PauseKind::None) } else { PauseKind::None };
+        if !is_stalled && handle.status().stalled.is_none() && pause == PauseKind::None {
+            return wrong(format!("{name} is neither stalled nor paused, so there is nothing to continue"), None);
         }
+        self.check_runs_here(name, pause)?;
+        self.find_by_id(id, |vm| vm.stalled.take());
         handle.send(Command::Continue);
         // One that is blocked as well runs when it is released.
         if kind == VmKind::Qemu && !is_blocked {
-            qmp.execute("cont").map_err(|e| internal("continue the VM", in_full(e.as_ref())))?;
+            state::cont(&qmp).map_err(|error| internal("continue the VM", in_full(error.as_ref())))?;
+            if let Err(error) = state::disks_are_taken(&qmp) {
+                let error = in_full(error.as_ref());
+                tracing::warn!(vm = %name, "its QEMU stays set up for a load, and refuses snapshots while it is paused: {error}");
+            }
         }
-        self.get(name)
+        Ok(())
+    }
+
+    /// That a guest whose state was saved is this host's still: nobody else runs it.
+    fn check_runs_here(&self, name: &str, pause: PauseKind) -> Result<(), ApiError> {
+        let problem = match pause {
+            PauseKind::None | PauseKind::Paused => return Ok(()),
+            PauseKind::Elsewhere => "somebody else has migrated it, and it may run there".to_owned(),
+            PauseKind::Saved => match self.moves.notes().read(name) {
+                Ok(None | Some(Note::Owned(_) | Note::Accepted(..))) => return Ok(()),
+                Ok(Some(_)) => {
+                    "a move of it between this host and another has not ended: see `pagoda moves`".to_owned()
+                }
+                Err(error) => in_full(error.as_ref()),
+            },
+        };
+        Err(ApiError::new(ErrorCode::WrongState, format!("{name} is not let run: {problem}"), None))
     }
 
     /// Looks for processes that map a VM's RAM without a userfaultfd of ours: they would read what is out as zeros. What the
@@ -222,3 +244,6 @@ fn remove_monitors_of_nobody(dir: &Path) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

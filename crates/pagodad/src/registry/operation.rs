@@ -103,6 +103,21 @@ impl Registry {
         self.change(id, plan, commit).unwrap_or_else(|| Err(gone()))
     }
 
+    /// Begins to give a VM to another host that runs it already: whatever else is the matter with it, but for another operation.
+    ///
+    /// # Errors
+    /// Another operation is under way; the disk's. Nothing is changed then.
+    pub fn begin_handover(&self, id: VmId, operation: Operation) -> Result<(), ApiError> {
+        let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| {
+            refuse_meanwhile(&vm.record)?;
+            Ok(Record { operation: Some(operation), ..vm.record.clone() })
+        };
+        let commit = |_: &mut Vm, written: Result<()>| {
+            written.map_err(|cause| internal("write the VM's record", in_full(cause.as_ref())))
+        };
+        self.change(id, plan, commit).unwrap_or_else(|| Err(gone()))
+    }
+
     /// The operation is over: the guest runs again if it is to run, and QEMU is as before. Counts at once, also if the disk does
     /// not take it: the next daemon then ends an operation that has ended.
     pub fn end_operation(self: &Arc<Self>, id: VmId, image: ImageThen) {
@@ -120,6 +135,16 @@ impl Registry {
         };
         self.change(id, plan, commit);
         self.governor.doorbell.ring();
+    }
+
+    /// The VM is about to run before all of its memory has come: the next daemon has to know that. It is on the disk when this returns.
+    ///
+    /// # Errors
+    /// It is not; or the VM has ended.
+    pub fn note_source_tier(&self, id: VmId) -> Result<()> {
+        let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| Ok(Record { has_source_tier: true, ..vm.record.clone() });
+        let commit = |_: &mut Vm, written: Result<()>| written.context("write the VM's record");
+        self.change(id, plan, commit).context("it has ended")?
     }
 
     /// The guest of a restored VM was let run: whatever the disk takes, no later daemon lets it run for the restore's sake.
@@ -219,6 +244,10 @@ fn check_ready(vm: &Vm, kind: OperationKind) -> Result<(), ApiError> {
     }
     if vm.stalled.is_some() {
         return refuse(format!("{name} is stalled"), "see `pagoda vm explain`");
+    }
+    if vm.arrivals.as_ref().is_some_and(|arrivals| !arrivals.is_whole()) {
+        let problem = format!("a part of the memory of {name} is still at the host that it has come from");
+        return refuse(problem, "wait until its move is over: see `pagoda moves`");
     }
     if vm.record.blocked || vm.governed.block.is_under_way() {
         let hint = "it runs again as soon as memory is found: see `pagoda vm explain`";

@@ -10,15 +10,16 @@ use pagoda_core::units::PageCount;
 use pagoda_pager::handle::Handle;
 use pagoda_pager::share::Group;
 use pagoda_pager::tier::image::ImageTier;
+use pagoda_pager::tier::source::Arrivals;
 use pagoda_sys::ram::RamFile;
 use pagoda_sys::socket::SharedMap;
 use pagoda_sys::swapfile::SwapFile;
-use pagoda_sys::template::Template;
 
 use super::process::{Starter, Taken};
 use super::writing::WritingLock;
 use crate::balloon;
 use crate::images::readers::Reading;
+use crate::images::templates::Place;
 use crate::policy::governed::Governed;
 use crate::policy::settings;
 use crate::qmp::Monitor;
@@ -37,10 +38,12 @@ pub struct Vm {
     pub swap: Option<SwapFile>,
     /// The tier of the image that it was made of, until it is attached.
     pub image_tier: Option<ImageTier>,
-    /// What it borrows of that image, until it is attached.
-    pub template: Option<Arc<Template>>,
+    /// Where the template of that image is, of which it may borrow, until its guest runs.
+    pub template: Option<Arc<Place>>,
     /// Nobody removes that image before the VM and its files are gone.
     pub reading: Option<Reading>,
+    /// Pages that it gets, or has got, from the host that it has moved from, once attached. It outlives engines.
+    pub arrivals: Option<Arc<Arrivals>>,
     /// What the VMM keeps for whichever daemon there is, once attached.
     pub shared: Option<SharedMap>,
     /// Device and inode of each RAM file, once attached.
@@ -89,6 +92,7 @@ impl Vm {
             image_tier: None,
             template: None,
             reading: None,
+            arrivals: None,
             shared: None,
             inodes: Vec::new(),
             monitor: None,

@@ -1,7 +1,7 @@
 //! Pending releases of a pool: spaces of VMs that are gone, or that never came to be.
 //!
 //! Each is a VM's record under its space's number, in a directory of its own, until servers and control plane have everything
-//! back. The number is 64 random bits of this daemon or one before it with the same state directory, so nobody else can have
+//! back. One of a VM that moves waits until it is known whose the VM is ([`super::ownership`]). The number is 64 random bits of this daemon or one before it with the same state directory, so nobody else can have
 //! it. What cannot be given back in [`TRY_FOR`] is tried again by the next daemon. The VMs do not wait for any of it, nor does
 //! anybody who starts or ends one.
 
@@ -18,6 +18,7 @@ use pagoda_pool::plane::{self, Plane};
 use pagoda_pool::record::tier_name;
 use rmap::units::{Generation, SpaceId};
 
+use super::ownership::{Owner, owner_of};
 use super::space::{Dirs, pool_of, spec, whose};
 use crate::record::{Record, Remote, store};
 
@@ -25,6 +26,9 @@ use crate::record::{Record, Remote, store};
 const TRY_FOR: Duration = Duration::from_secs(10 * 60);
 /// Each try waits for etcd, too.
 const TRY_EVERY: Duration = Duration::from_secs(5);
+
+/// Between two looks whether it is decided who owns a VM: far less than another VM of its name needs to move.
+const DECIDED_LOOK: Duration = Duration::from_millis(100);
 
 /// Spaces that are being given back: one at a time may be their owner.
 static RETURNING: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
@@ -70,6 +74,11 @@ pub(super) fn settle(dirs: &Dirs, remote: &Remote) {
     }
 }
 
+/// Whether the release of this tier is pending.
+pub(super) fn is_noted(dirs: &Dirs, remote: &Remote) -> bool {
+    path(dirs, remote).exists() || returning(|spaces| spaces.contains(&remote.space))
+}
+
 /// All pending releases.
 pub(super) fn all(dirs: &Dirs) -> Vec<Record> {
     let Ok(entries) = std::fs::read_dir(&dirs.pending) else { return Vec::new() };
@@ -95,7 +104,7 @@ pub(super) fn give_back_later(dirs: &Dirs, debtor: &Record) {
     let (dirs, debtor) = (dirs.clone(), debtor.clone());
     let name = debtor.name.clone();
     let work = move || {
-        give_back_patiently(&dirs, &debtor, &remote);
+        give_back_patiently(&dirs, &debtor, &remote, &mut std::thread::sleep);
         returning(|spaces| spaces.remove(&remote.space));
     };
     if let Err(error) = std::thread::Builder::new().name("remote-return".into()).spawn(work) {
@@ -107,8 +116,14 @@ fn returning<T>(act: impl FnOnce(&mut BTreeSet<u64>) -> T) -> T {
     act(&mut RETURNING.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn give_back_patiently(dirs: &Dirs, debtor: &Record, remote: &Remote) {
-    let (began, vm) = (Instant::now(), &debtor.name);
+/// `wait` is called between two tries.
+pub(super) fn give_back_patiently(dirs: &Dirs, debtor: &Record, remote: &Remote, wait: &mut dyn FnMut(Duration)) {
+    let vm = &debtor.name;
+    if !is_ours(dirs, debtor, wait) {
+        tracing::debug!(%vm, "its remote tier is another host's");
+        return settle(dirs, remote);
+    }
+    let began = Instant::now();
     let mut reported = false;
     loop {
         let error = match give_all_back(&dirs.pool, debtor, remote) {
@@ -130,7 +145,25 @@ fn give_back_patiently(dirs: &Dirs, debtor: &Record, remote: &Remote) {
         if !std::mem::replace(&mut reported, true) {
             tracing::warn!(%vm, "its remote tier is not given back yet: {error}; trying again", error = in_full(error.as_ref()));
         }
-        std::thread::sleep(TRY_EVERY);
+        wait(TRY_EVERY);
+    }
+}
+
+/// Whether it is this host's to be given back. Waits until that is decided.
+fn is_ours(dirs: &Dirs, debtor: &Record, wait: &mut dyn FnMut(Duration)) -> bool {
+    let mut told = false;
+    loop {
+        match owner_of(dirs, debtor) {
+            Ok(Owner::Here) => return true,
+            Ok(Owner::Elsewhere) => return false,
+            Ok(Owner::Undecided) => {}
+            Err(error) if !std::mem::replace(&mut told, true) => {
+                let error = in_full(error.as_ref());
+                tracing::warn!(vm = %debtor.name, "its remote tier is not given back: {error}");
+            }
+            Err(_) => {}
+        }
+        wait(DECIDED_LOOK);
     }
 }
 

@@ -9,17 +9,20 @@ use rmap::client::SpaceSpec;
 use rmap::units::{PAGE_SIZE, SpaceId};
 
 use crate::config::Config;
+use crate::moves::Notes;
 
-/// Where remote tiers come from, and where their pending releases are noted.
+/// Where remote tiers come from, where their pending releases are noted, and who owns VMs that move.
 #[derive(Clone, Debug)]
 pub struct Dirs {
     pub(super) pool: PathBuf,
     pub(super) pending: PathBuf,
+    pub(super) notes: Notes,
 }
 
 impl Dirs {
     pub fn of(config: &Config) -> Dirs {
-        Dirs { pool: config.pool_dir.clone(), pending: config.state_dir.join("far") }
+        let notes = Notes::below(&config.state_dir);
+        Dirs { pool: config.pool_dir.clone(), pending: config.state_dir.join("far"), notes }
     }
 }
 

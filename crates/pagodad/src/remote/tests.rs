@@ -1,20 +1,27 @@
 mod cluster;
+mod moves;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
+use pagoda_pool::aside::Control;
+use pagoda_pool::connect;
 use pagoda_pool::give_back::{GivenBack, give_leftovers_back};
 use rmap::client::{Event, Failure};
 use rmap::control::Today;
 use rmap::crypto::Keypair;
 use rmap::server::{Server, ServerConfig};
-use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, PageNo, SlabSize, SpaceId};
-use rmap_io::net::{Port, serve_until};
+use rmap::units::{BootEpoch, Class, Generation, PAGE_SIZE, PageNo, ServerId, SlabSize, SpaceId};
+use rmap_io::net::{Port, UdpClient, Wait, serve_until};
 
+use super::open::{Before, MAP_PATIENCE, MISS_FOR, OpenedPool, missed};
+use super::space::pool_of;
 use super::*;
+use crate::moves::Notes;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const SLABS: usize = 4;
@@ -32,7 +39,8 @@ impl Pool {
         let dir = std::env::temp_dir().join(format!("pagodad-far-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         store::make_dir(&dir).unwrap();
-        Pool { dirs: Dirs { pool: dir.clone(), pending: dir.join("pending") }, dir }
+        let notes = Notes::below(&dir);
+        Pool { dirs: Dirs { pool: dir.clone(), pending: dir.join("pending"), notes }, dir }
     }
 
     fn with_keys(name: &str) -> Pool {
@@ -116,6 +124,10 @@ fn two_lenders(pool: &Pool) -> [Lender; 2] {
     let lenders = [1, 2].map(|id| Lender::start(pool, id));
     pool.write("servers", &lenders.iter().map(|lender| lender.line.as_str()).collect::<String>());
     lenders
+}
+
+fn open_in(dir: &Path, record: &Record, served: Served) -> Result<Option<OpenedPool>> {
+    open_owner(dir, record, served, Before::Anybody)
 }
 
 fn opened(pool: &Pool, record: &Record) -> OpenedPool {

@@ -12,7 +12,7 @@ use pagoda_api::types::{
     ApiError, CloneRequest, CreateVm, CreatedClones, CreatedVm, ErrorCode, NewClone, SnapshotLaunch, SnapshotQemu,
     VmKind, VmSpec,
 };
-use pagoda_image::Manifest;
+use pagoda_image::{Image, Manifest};
 
 use super::restore::source_of;
 use crate::disks::names_disk;
@@ -43,22 +43,27 @@ impl Drop for Made<'_> {
 pub fn clone_vms(registry: &Arc<Registry>, request: &CloneRequest) -> Result<CreatedClones, ApiError> {
     request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
     let mut made = Made { registry, vms: Vec::with_capacity(request.clones.len()) };
+    let mut image = None;
     for clone in &request.clones {
-        let vm = one(registry, request, clone).map_err(|error| none_made(request, clone, error))?;
+        let (vm, of) = one(registry, request, clone).map_err(|error| none_made(request, clone, error))?;
         made.vms.push(vm);
+        image = Some(of);
+    }
+    // Nobody has their tokens yet, so nothing can have attached to them.
+    if let Some(image) = image {
+        let names: Vec<&str> = made.vms.iter().map(|vm| vm.name.as_str()).collect();
+        registry.lend(&names, &image);
     }
     Ok(CreatedClones { vms: std::mem::take(&mut made.vms) })
 }
 
-fn one(registry: &Registry, request: &CloneRequest, clone: &NewClone) -> Result<CreatedVm, ApiError> {
+fn one(registry: &Registry, request: &CloneRequest, clone: &NewClone) -> Result<(CreatedVm, Arc<Image>), ApiError> {
     let source = source_of(registry, &request.from, &clone.name)?;
     let vm = vm_of(source.manifest(), request, clone);
     check_disks(source.manifest(), &vm)?;
     let image = Arc::clone(source.image());
     let made = registry.create_from(vm, Some((source, None)))?;
-    // Nobody has its token yet, so nothing can have attached to it.
-    registry.lend(&made.name, &image);
-    Ok(made)
+    Ok((made, image))
 }
 
 fn vm_of(manifest: &Manifest, request: &CloneRequest, clone: &NewClone) -> CreateVm {

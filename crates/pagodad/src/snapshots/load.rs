@@ -65,6 +65,7 @@ pub fn load(registry: &Arc<Registry>, token: Token) {
     let resumed = qmp.events().last_resume.filter(|_| operation.resume);
     registry.find_by_id(id, |vm| vm.resumed_unix_us = resumed.map(|at| at.0));
     registry.note_let_run(id);
+    registry.lend_to_others(id);
     tracing::info!(vm = %name, image = %operation.image, "restored");
     registry.end_operation(id, ImageThen::Kept);
 }

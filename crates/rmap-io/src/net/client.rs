@@ -69,6 +69,22 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
         Ok(any)
     }
 
+    /// Goes on with another client, at this socket: whoever waits for it waits on. What the client before has asked for does not end.
+    /// The other one's socket is closed.
+    pub fn replace(&mut self, other: UdpClient<C>) {
+        let UdpClient { client, wait, start, control, .. } = other;
+        (self.client, self.wait, self.start, self.control) = (client, wait, start, control);
+        self.out.clear();
+    }
+
+    /// Takes in what is there, for nobody. The client does not hear of it, and sends nothing.
+    ///
+    /// # Errors
+    /// The socket is broken.
+    pub fn ignore(&mut self) -> io::Result<()> {
+        self.port.receive(|_, _| {}).map(drop)
+    }
+
     /// The socket.
     pub fn port(&self) -> &Port {
         &self.port

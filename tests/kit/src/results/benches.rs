@@ -88,6 +88,9 @@ pub enum Name {
     Export,
     /// A VM moves to another host over 1 Gbit/s, into all its memory and into half, against a bare stream and QEMU's own migration
     Migrate,
+    /// What runs in a VM after it has moved into half of its memory, against QEMU's own migration with kernel swap (figures 7 and 8 of the
+    /// VMemDirect paper)
+    AfterMove,
     /// All of them
     All,
 }
@@ -128,6 +131,7 @@ impl Name {
             Self::Reclaim => Self::Balloon.text(),
             Self::Fleet => Self::Far.text(),
             Self::Optional => Self::Restart.text(),
+            Self::AfterMove => "after_move".to_owned(),
             one => one.text(),
         }
     }

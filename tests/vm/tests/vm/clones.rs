@@ -133,7 +133,7 @@ enum Sharing {
 
 impl Sharing {
     fn daemon(self, lab: &Lab) -> Result<Rc<Daemon>> {
-        let more = if self == Sharing::Yes { vec!["--clone-sharing".to_owned()] } else { Vec::new() };
+        let more = if self == Sharing::No { vec!["--clone-sharing=false".to_owned()] } else { Vec::new() };
         lab.daemon_with(DaemonOptions { more, ..DaemonOptions::new(Folios::Small) })
     }
 
@@ -235,6 +235,32 @@ fn clones_that_do_nothing_have_little_of_their_own() -> Result<()> {
     })
 }
 
+/// Before its guest runs, QEMU has written what it resets and loads, and that is all that a clone has to itself.
+#[test]
+fn clones_whose_guest_has_not_run_have_next_to_nothing() -> Result<()> {
+    const PRIVATE_MAX: u64 = 64 << 10;
+    Lab::run("paused clones", 3, |lab| {
+        let daemon = Sharing::Yes.daemon(lab)?;
+        let guest = lab.guest(&daemon, &options(Qemu::System))?;
+        let mut source = guest.control()?;
+        source.run(FILL)?;
+        guest.qmp()?.execute("stop", json!({}))?;
+        let clones = clone(lab, &daemon, &["web1", "--count", "2", "--name", "job-%d"])?;
+        for (name, _) in &clones.of {
+            Sharing::Yes.check(&daemon, name)?;
+            let info = daemon.vm(name)?;
+            println!("{name}: {} bytes in DRAM", info.resident_bytes);
+            ensure!(info.resident_bytes <= PRIVATE_MAX, "{name}: {:#?}", info.counters);
+        }
+        drop(clones);
+        ["job-1", "job-2"].into_iter().try_for_each(|name| daemon.wait_gone(name))?;
+        guest.qmp()?.execute("cont", json!({}))?;
+        source.run("verify")?;
+        source.send("poweroff")?;
+        guest.finish()
+    })
+}
+
 /// The daemon dies again and again while clones write, and while what they have written becomes their own.
 #[test]
 fn clones_that_share_survive_their_daemon() -> Result<()> {
@@ -279,13 +305,15 @@ fn of_a_clone(sharing: Sharing) -> Result<()> {
         let guest = lab.guest(&daemon, &options(Qemu::System))?;
         let mut source = guest.control()?;
         source.run(FILL)?;
-        let mut first = clone(lab, &daemon, &["web1", "--name", "first"])?;
-        first.control("first", &guest)?.run("run random passes=1 write=100")?;
-        let mut second = clone(lab, &daemon, &["first", "--name", "second", "--dram", DRAM])?;
-        second.control("first.second", &guest)?.run("verify")?;
-        first.control("first", &guest)?.run("verify")?;
+        // One that is made alone borrows nothing.
+        let mut first = clone(lab, &daemon, &["web1", "--count", "2", "--name", "first-%d"])?;
+        sharing.check(&daemon, "first-1")?;
+        first.control("first-1", &guest)?.run("run random passes=1 write=100")?;
+        let mut second = clone(lab, &daemon, &["first-1", "--name", "second", "--dram", DRAM])?;
+        second.control("first-1.second", &guest)?.run("verify")?;
+        first.control("first-1", &guest)?.run("verify")?;
         drop((first, second));
-        ["first", "second"].into_iter().try_for_each(|name| daemon.wait_gone(name))?;
+        ["first-1", "first-2", "second"].into_iter().try_for_each(|name| daemon.wait_gone(name))?;
         source.run("verify")?;
         source.send("poweroff")?;
         guest.finish()
@@ -301,6 +329,49 @@ fn a_clone_of_a_clone() -> Result<()> {
 #[test]
 fn a_clone_of_a_clone_that_shares() -> Result<()> {
     of_a_clone(Sharing::Yes)
+}
+
+/// The first clone of a snapshot does not wait for the template, which is made when its guest runs. Those after it borrow. The
+/// template's memory is the pool's, and goes first when that is short, but never while a clone borrows it.
+#[test]
+fn the_first_clone_has_a_template_made_for_others() -> Result<()> {
+    Lab::run("the first of several clones", 4, |lab| {
+        let daemon = Sharing::Yes.daemon(lab)?;
+        let guest = lab.guest(&daemon, &options(Qemu::System))?;
+        let mut source = guest.control()?;
+        source.run(FILL)?;
+        take(&daemon, "web1", "one")?;
+        wait_durable(&daemon, "web1", "one")?;
+        let snapshot = SnapshotName::new("web1", "one");
+        let template = || Ok::<_, anyhow::Error>(daemon.client().snapshot(&snapshot)?.template_bytes);
+        let charged = || Ok::<_, anyhow::Error>(daemon.client().host()?.policy.template_bytes);
+        let squeeze = |pool: u64| daemon.client().patch_host(&HostPatch { pool: Some(pool), ..HostPatch::default() });
+        let pool = daemon.client().host()?.policy.pool_bytes;
+
+        let mut first = clone(lab, &daemon, &["web1/one", "--name", "first"])?;
+        Sharing::No.check(&daemon, "first")?;
+        let bytes = wait::until("the template", wait::HANG, || Ok(Some(template()?).filter(|bytes| *bytes > 0)))?;
+        ensure!(bytes >= 100 << 20 && charged()? == bytes, "{bytes} bytes, and {} are charged", charged()?);
+        let mut second = clone(lab, &daemon, &["web1/one", "--name", "second"])?;
+        Sharing::Yes.check(&daemon, "second")?;
+        for (clones, name) in [(&mut first, "first"), (&mut second, "second")] {
+            clones.control(name, &guest)?.run("verify")?;
+        }
+        first.power_off(&daemon, &guest)?;
+
+        // The pool is short, and the template is borrowed of.
+        squeeze(bytes + (256 << 20))?;
+        wait::until("pressure", wait::HANG, || Ok((daemon.client().host()?.policy.state != "high").then_some(())))?;
+        second.control("second", &guest)?.run("verify")?;
+        ensure!(template()? == bytes, "{} bytes of a template of {bytes} are left", template()?);
+        second.power_off(&daemon, &guest)?;
+        wait::until("it goes", wait::HANG, || Ok((template()? == 0 && charged()? == 0).then_some(())))?;
+
+        squeeze(pool)?;
+        source.run("verify")?;
+        source.send("poweroff")?;
+        guest.finish()
+    })
 }
 
 /// Makes the pool so small that two clones fit, and not a third.

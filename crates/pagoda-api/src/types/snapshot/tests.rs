@@ -24,6 +24,7 @@ fn snapshot() -> Snapshot {
         automatic: false,
         readers: Vec::new(),
         prefetch_bytes: None,
+        template_bytes: 0,
         imported: None,
     }
 }

@@ -23,6 +23,18 @@ impl Prefetch {
         self.until_ms = None;
     }
 
+    /// These too, behind all others. What finds no room in the list is left out.
+    pub fn add(&mut self, chunk: ChunkIdx, pages: PageSet, space: ChunkCount) {
+        self.until_ms = None;
+        let has_room = self.list.len() < space.as_usize();
+        match self.list.back_mut() {
+            _ if pages.is_empty() => {}
+            Some((last, more)) if *last == chunk => *more |= pages,
+            _ if has_room => self.list.push_back((chunk, pages)),
+            _ => {}
+        }
+    }
+
     /// The next pages.
     pub fn next(&self) -> Option<(ChunkIdx, PageSet)> {
         self.list.front().copied()

@@ -88,6 +88,60 @@ fn a_prefetch_that_fails_harms_nobody_and_the_rest_goes_on() {
     assert_eq!((bench.count(Metric::PagesPrefetched), bench.count(Metric::PrefetchedUsed)), (1, 0));
 }
 
+/// All in swap, of which these pages of each chunk are still on their way from another host.
+fn lacking(limit: u64, missing: PageSet) -> Bench {
+    let mut bench = Bench::new(limit, true, ALL);
+    bench.machine.armed(|_| Located { swap: PageSet::FULL, missing, ..Located::default() });
+    bench
+}
+
+#[test]
+fn a_page_that_has_not_come_is_read_for_who_waits_for_it_and_for_nothing_else() {
+    let mut bench = lacking(1000, low(200));
+    bench.machine.prefetch(vec![(ChunkIdx(2), PageSet::FULL)]);
+    bench.check(Event::Tick, &[read_span(0, 512 + 200, 56, PageSet::range(200, 56))]);
+    bench.fault(7, Read, &[read_page(1, 7)]);
+    bench.fault(7, Write, &[]);
+    assert_eq!(bench.count(Metric::FaultsJoined), 1);
+    // It has come, and is prefetched: but not while it is being read.
+    let came = Event::Came { chunk: ChunkIdx(0), pages: PageSet::range(7, 2) };
+    bench.check(came, &[read_span(2, 8, 1, PageSet::range(8, 1))]);
+    bench.read_done(1, Ok(()), &[copy(1, 7, false), release(1)]);
+    bench.read_done(2, Ok(()), &[store(2, 8, 1), release(2)]);
+    // What is dropped need not come.
+    bench.check(
+        Event::Discard { token: 5, first: PageIdx(0), count: PageCount(7) },
+        &[Action::SwapPunch { pages: pages(0, 7) }, Action::DiscardDone { token: 5 }],
+    );
+    assert_eq!(bench.machine.chunk(ChunkIdx(0)).missing, PageSet::range(9, 191));
+    bench.fault(3, Read, &[Action::Zero { pages: pages(3, 1) }]);
+}
+
+#[test]
+fn a_vm_at_its_full_size_waits_armed_for_what_has_not_come() {
+    let mut bench = lacking(1000, low(250));
+    let read = |op: u16, first: u64, len: u16, wanted: PageSet| read_span(op, first, len, wanted);
+    let rest = PageSet::range(250, 6);
+    let reads: Vec<Action> = (0..4).map(|chunk| read(chunk, u64::from(chunk) * 256 + 250, 6, rest)).collect();
+    bench.limit(1024, &reads);
+    for op in 0..4 {
+        bench.read_done(op, Ok(()), &[store(op, u64::from(op) * 256 + 250, 6), release(op)]);
+    }
+    bench.check(Event::Tick, &[]);
+    let came = |chunk| Event::Came { chunk: ChunkIdx(chunk), pages: low(250) };
+    let mut actions: Actions = (0..4).flat_map(|chunk| bench.apply(came(chunk))).collect();
+    let mut reads = 0;
+    while let Some(Action::ReadSpan { op, .. }) =
+        actions.iter().find(|action| matches!(action, Action::ReadSpan { .. }))
+    {
+        let op = *op;
+        actions.retain(|action| !matches!(action, Action::ReadSpan { op: other, .. } if *other == op));
+        actions.extend(bench.apply(Event::ReadDone { op, result: Ok(()) }));
+        reads += 1;
+    }
+    assert_eq!((reads, actions.last()), (4, Some(&Action::Disarm)));
+}
+
 #[test]
 fn with_room_for_all_what_is_prefetched_comes_before_the_rest() {
     let mut bench = bench(1000, &[(3, low(2))]);

@@ -1,7 +1,7 @@
 //! Rounds over VMs that are described by hand.
 
 use super::*;
-use crate::policy::{HostSettings, SwapSpace};
+use crate::policy::{Change, HostSettings, SwapSpace};
 
 const fn mib(mib: u64) -> PageCount {
     PageCount(mib << 8)
@@ -12,7 +12,7 @@ const ID: VmId = VmId(1);
 fn host(now_s: u64, available_mib: u64) -> HostReport {
     let memory =
         HostMemory { total: Bytes::from_mib(16 << 10), available: Bytes::from_mib(available_mib), stalled: None };
-    HostReport { now_ms: now_s * 1000, memory, available_min: None }
+    HostReport { now_ms: now_s * 1000, memory, available_min: None, templates: PageCount::ZERO }
 }
 
 fn rounds(pool_mib: u64, vms: &[(VmId, VmSettings)]) -> Rounds {
@@ -245,4 +245,34 @@ fn a_vm_that_is_not_all_reported_has_no_orders() {
         assert_eq!(rounds.make(&host(0, 8192), &[vm])[0].orders, None, "{vm:?}");
     }
     assert!(rounds.make(&host(1, 8192), &[whole])[0].orders.is_some());
+}
+
+/// Templates are in the pool and no VM's: what they take is neither free, nor dealt out, nor promised to a VM.
+#[test]
+fn templates_are_charged_and_take_nothing_from_vms() {
+    let mut rounds = rounds(1024, &[(ID, VmSettings { min: mib(256), ..VmSettings::new(mib(512)) })]);
+    let vm = report(ID, 512, armed(300));
+    assert!(!rounds.has_room_for_template(mib(1)), "nobody knows yet what is free");
+    rounds.make(&host(1, 8 << 10), &[vm]);
+    let free = rounds.last().unwrap().plan.free;
+    assert!(rounds.has_room_for_template(mib(400)) && !rounds.has_room_for_template(mib(700)), "{free:?}");
+    rounds.policy.set_templates(mib(400));
+    assert!(!rounds.has_room_for_template(mib(400)), "the first one is made since that round");
+    rounds.make(&HostReport { templates: mib(400), ..host(2, 8 << 10) }, &[vm]);
+    let last = rounds.last().unwrap();
+    assert_eq!((last.plan.free, last.host.used), (free - mib(400), mib(700) + vm.overhead()));
+    let promised = |rounds: &Rounds, min_mib: u64| {
+        let asked = VmSettings { min: mib(min_mib), ..VmSettings::new(mib(512)) };
+        let swap = SwapSpace::empty(PageCount(1 << 40));
+        rounds.policy.admission(&Change::Add(&asked, Overhead::default()), &swap).is_admitted()
+    };
+    assert!(!promised(&rounds, 400), "a template is in use");
+    let asked = VmSettings { min: mib(400), ..VmSettings::new(mib(512)) };
+    let refused =
+        rounds.policy.admission(&Change::Add(&asked, Overhead::default()), &SwapSpace::empty(PageCount(1 << 40)));
+    let said = refused.verdict().unwrap_err().to_string();
+    assert!(said.contains("templates of snapshots 400 MiB"), "{said}");
+    rounds.policy.set_templates(PageCount::ZERO);
+    assert!(promised(&rounds, 400));
+    assert!(!rounds.has_room_for_template(mib(800)), "what a VM was promised is not there for templates");
 }

@@ -57,6 +57,32 @@ impl Paging {
         self.expected = Some(found);
     }
 
+    /// Some pages of a VM that has arrived have not come yet: the tier of its source holds them from now on, and what has come of
+    /// them before is outdated. They have no block in another tier when this returns. The RAM files may have a page still, of
+    /// which `found` says nothing: it goes when the memory is registered.
+    ///
+    /// # Errors
+    /// It cannot be noted, or an outdated block cannot be dropped; no tier expects pages. Nothing may serve the VM then.
+    pub fn expect_missing(&mut self, found: &mut [Located]) -> Result<(), EngineError> {
+        if found.len() != self.space.chunks().as_usize() {
+            return Err(EngineError::Misplaced { chunk: ChunkIdx(found.len() as u32) });
+        }
+        for (chunk, located) in (0..).map(ChunkIdx).zip(&mut *found) {
+            let missing = located.missing;
+            let outdated = located.swap & missing;
+            if !outdated.is_empty() {
+                let dropped = self.tiers.drop_blocks(chunk, outdated);
+                dropped.map_err(|source| RecoverError::Os { what: "drop blocks that are outdated", source })?;
+            }
+            located.ram -= missing;
+        }
+        let missing: Vec<PageSet> = found.iter().map(|located| located.missing).collect();
+        let expected = self.tiers.expect(&missing);
+        expected.map_err(|source| RecoverError::Os { what: "note which pages have not come", source })?;
+        found.iter_mut().for_each(|located| located.swap |= located.missing);
+        Ok(())
+    }
+
     /// Compares where pages are said to be that have arrived with the files, by which alone a daemon goes that comes next. The memory
     /// is registered: nothing becomes a page of it any more without the engine. Until then a touch of the VMM, or the kernel, may have
     /// made pages of zeros where nothing is to be.
@@ -81,6 +107,7 @@ impl Paging {
                 return Err(EngineError::Misplaced { chunk });
             }
             located.swap = held;
+            located.missing = self.tiers.missing(chunk);
         }
         Ok(found)
     }

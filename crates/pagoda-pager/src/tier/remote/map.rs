@@ -80,6 +80,18 @@ impl RemoteMap {
         Ok(())
     }
 
+    /// The pool has these pages of these chunks, and no others.
+    ///
+    /// # Errors
+    /// A chunk that the VM does not have; the error of pwrite(2): some chunks may be done.
+    pub fn replace(&mut self, pages: &[(ChunkIdx, PageSet)]) -> io::Result<()> {
+        if pages.iter().any(|(chunk, _)| chunk.0 >= self.chunks()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "pages that the VM does not have"));
+        }
+        self.clear()?;
+        pages.iter().try_for_each(|(chunk, pages)| self.set(*chunk, *pages))
+    }
+
     /// The pool has no page any more that counts.
     ///
     /// # Errors
@@ -129,6 +141,12 @@ mod tests {
             (RemoteMap::open(&path, ChunkCount(129)).unwrap().slabs(), large.slabs()),
             (&[1, 0, 4][..], &[1, 0, 4][..])
         );
+        let pages = [(ChunkIdx(2), PageSet::range(7, 3)), (ChunkIdx(65), PageSet::FULL)];
+        large.replace(&pages).unwrap();
+        assert_eq!((large.count(), large.slabs()), (259, &[3, 256, 0][..]));
+        assert!(large.replace(&[(ChunkIdx(129), PageSet::FULL)]).is_err());
+        let next = RemoteMap::open(&path, ChunkCount(129)).unwrap();
+        assert_eq!((next.of(ChunkIdx(2)), next.of(ChunkIdx(128))), (PageSet::range(7, 3), PageSet::EMPTY));
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -4,9 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use pagoda_core::bits::Run;
+use pagoda_core::fault::Pages;
+use pagoda_core::units::ChunkCount;
 use proptest::prelude::*;
 
 use super::super::Counts;
+use super::super::source::{ArrivalFiles, Arrivals, SourceTier};
 use super::*;
 
 /// Blocks of a tier, which outlive it: what each page held when it was written.
@@ -129,6 +133,8 @@ enum Step {
     Drop { page: u8 },
     /// The daemon is replaced.
     Restart,
+    /// A page comes from the VM's source, perhaps for the second time.
+    Come { page: u8 },
 }
 
 fn fate() -> impl Strategy<Value = Fate> {
@@ -143,6 +149,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (pages(), 0..5_u32).prop_map(|(pages, calls)| Step::OutAndDie { pages, calls }),
         2 => (0..PAGES).prop_map(|page| Step::Drop { page }),
         1 => Just(Step::Restart),
+        2 => (0..PAGES).prop_map(|page| Step::Come { page }),
     ]
 }
 
@@ -156,8 +163,53 @@ struct World {
     /// What is only in a block; `None`: DRAM has the page, or it is zero.
     truth: [Option<u32>; PAGES as usize],
     version: u32,
-    /// The second tier is an image.
+    /// The second tier is an image, or that of a VM's source.
     has_image: bool,
+    source: Option<Source>,
+}
+
+/// Where the second tier of a VM has its pages that moved here before they came.
+struct Source {
+    arrivals: Arc<Arrivals>,
+    dir: Dir,
+}
+
+struct Dir(PathBuf);
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Source {
+    fn new() -> Source {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        // On a disk, for direct I/O.
+        let dir = Dir(PathBuf::from(format!("/var/tmp/pagoda-stack-{}-{number}", std::process::id())));
+        let _ = std::fs::remove_dir_all(&dir.0);
+        std::fs::create_dir_all(&dir.0).unwrap();
+        Source { arrivals: Arrivals::create(Source::files(&dir), ChunkCount(2)).unwrap(), dir }
+    }
+
+    fn files(dir: &Dir) -> ArrivalFiles {
+        ArrivalFiles::beside(&dir.0.join("vm.swap"))
+    }
+
+    /// Another daemon goes by what the files say.
+    fn reopen(self) -> Source {
+        let Source { arrivals, dir } = self;
+        drop(arrivals);
+        Source { arrivals: Arrivals::open(Source::files(&dir), ChunkCount(2)).unwrap(), dir }
+    }
+
+    fn put(&self, index: u8) {
+        let mut content = [7; pagoda_core::units::PAGE_SIZE as usize];
+        content[..4].copy_from_slice(&(IN_IMAGE + u32::from(index)).to_le_bytes());
+        self.arrivals.put(Pages { chunk: CHUNK, run: Run { start: index, len: 1 } }, &content).unwrap();
+    }
 }
 
 /// What the page holds in an image.
@@ -168,7 +220,20 @@ impl World {
         let (blocks, calls_left) = (std::array::from_fn(|_| Blocks::default()), Arc::new(Mutex::new(None)));
         let stack = World::stack(&blocks, &calls_left);
         let (has_block, truth) = (PageSet::EMPTY, [None; PAGES as usize]);
-        World { blocks, calls_left, stack, has_block, truth, version: 0, has_image: false }
+        World { blocks, calls_left, stack, has_block, truth, version: 0, has_image: false, source: None }
+    }
+
+    /// All pages are at the VM's source.
+    fn with_source() -> World {
+        let mut world = World::new();
+        let source = Source::new();
+        world.stack.levels[1].tier = Box::new(SourceTier::new(Arc::clone(&source.arrivals)));
+        let all = PageSet::range(0, PAGES.into());
+        world.stack.expect(&[PageSet::EMPTY, all]).unwrap();
+        assert_eq!(world.stack.missing(CHUNK), all);
+        world.truth = std::array::from_fn(|index| Some(IN_IMAGE + index as u32));
+        (world.has_image, world.has_block, world.source) = (true, all, Some(source));
+        world
     }
 
     fn with_image() -> World {
@@ -264,11 +329,20 @@ impl World {
                 self.truth[usize::from(*page)] = None;
             }
             Step::Restart => self.restart(),
+            Step::Come { page } => {
+                if let Some(source) = &self.source {
+                    source.put(*page);
+                }
+            }
         }
     }
 
     fn restart(&mut self) {
         self.stack = World::stack(&self.blocks, &self.calls_left);
+        if let Some(source) = self.source.take().map(Source::reopen) {
+            self.stack.levels[1].tier = Box::new(SourceTier::new(Arc::clone(&source.arrivals)));
+            self.source = Some(source);
+        }
         // What no block has alone may be in DRAM.
         let in_dram: PageSet = (0..PAGES).filter(|index| self.truth[usize::from(*index)].is_none()).collect();
         let found = self.stack.recover(&[PageSet::EMPTY, in_dram]).unwrap();
@@ -282,6 +356,8 @@ impl World {
         for index in 0..PAGES {
             let page = CHUNK.page(index);
             let holders = self.blocks.iter().filter(|blocks| blocks.lock().unwrap().contains_key(&page.0)).count();
+            let holders =
+                holders + usize::from(self.source.is_some() && self.stack.levels[1].tier.holds(CHUNK).contains(index));
             assert!(holders <= 1, "page {index} has {holders} blocks");
             assert!(
                 holders == 0 || self.has_block.contains(index),
@@ -289,7 +365,8 @@ impl World {
             );
             let of_image = self.blocks[1].lock().unwrap().get(&page.0).copied();
             assert!(!self.has_image || of_image.is_none_or(|content| content == IN_IMAGE + u32::from(index)));
-            if let Some(content) = self.truth[usize::from(index)] {
+            let is_missing = self.stack.missing(CHUNK).contains(index);
+            if let Some(content) = self.truth[usize::from(index)].filter(|_| !is_missing) {
                 let mut out = [0; pagoda_core::units::PAGE_SIZE as usize];
                 self.stack.read_now(page, &mut out).unwrap();
                 assert_eq!(out[..4], content.to_le_bytes(), "page {index} is wrong");
@@ -322,6 +399,36 @@ proptest! {
             in_image = now;
         }
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_left_the_source_does_not_come_back_from_it(steps in prop::collection::vec(step(), 1..20)) {
+        let mut world = World::with_source();
+        for step in &steps {
+            let held = world.stack.levels[1].tier.holds(CHUNK);
+            world.apply(step);
+            world.check();
+            prop_assert!(held.contains_all(world.stack.levels[1].tier.holds(CHUNK)));
+        }
+        // All that is still missing comes, and nothing is lost.
+        if let Some(source) = &world.source {
+            (0..PAGES).for_each(|page| source.put(page));
+            assert!(source.arrivals.is_whole());
+        }
+        world.check();
+        world.restart();
+        world.check();
+    }
+}
+
+#[test]
+fn a_stack_without_a_source_lacks_nothing() {
+    let mut world = World::new();
+    assert_eq!(world.stack.expect(&[PageSet::EMPTY; 2]), Ok(()));
+    assert_eq!(world.stack.expect(&[PageSet::EMPTY, PageSet::single(1)]), Err(Errno::NOENT));
 }
 
 #[test]

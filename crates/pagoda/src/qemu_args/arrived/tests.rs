@@ -105,6 +105,9 @@ fn files_stay_where_they_may_be() {
     outside("-hda ../x", "../x");
     outside("/vms/../etc/shadow", "/vms/../etc/shadow");
     outside("/vmsx/a", "/vmsx/a");
+    outside("-drive file=/vms-evil/a,format=raw", "/vms-evil/a");
+    outside("-drive file=/vms/../../etc/shadow,format=raw", "/vms/../../etc/shadow");
+    outside("-serial unix:/vms-evil/s,server=on,wait=off", "/vms-evil/s");
     outside("-kernel /boot/k", "/boot/k");
     outside("-bios /etc/shadow", "/etc/shadow");
     outside("-initrd /vms/i,/etc/shadow", "/etc/shadow");

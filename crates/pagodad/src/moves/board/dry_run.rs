@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use pagoda_api::types::{AdmitReply, HostPing, MovePlan, MoveRequest, MoveRoom, VmInfo};
+use pagoda_api::types::{AdmitReply, HostPing, MovePlan, MoveRemote, MoveRequest, MoveRoom, RemoteFate, VmInfo};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_move::plan::{Facts, Offer, Promise, plan_move};
 use pagoda_move::rounds::{Mode, OnTimeout, Settings, Slowing};
@@ -15,19 +15,24 @@ use pagoda_move::wire::offer::Room;
 /// What QEMU has to say of devices: some hundred KiB, and more with a display.
 const STATE: Bytes = Bytes::from_mib(1);
 
-/// What a move of this VM would come to, on a way that was tried just now. `reserved`: what a host reserves for such a VM.
+/// What a move of this VM would come to, on a way that was tried just now. `reserved`: what a host reserves for such a VM; `fate`: what
+/// becomes of its remote tier, if it has one.
 pub fn plan(
     vm: &VmInfo,
     ping: &HostPing,
     reserved: &AdmitReply,
     request: &MoveRequest,
+    fate: Option<RemoteFate>,
     stop_cost: Duration,
 ) -> MovePlan {
+    let in_pool = vm.remote.as_ref().map_or(0, |remote| remote.pool_bytes);
+    let remote = fate.map(|fate| MoveRemote { bytes: in_pool, fate });
+    let stays = if fate == Some(RemoteFate::HandedOver) { in_pool } else { 0 };
     let facts = Facts {
         pages: Bytes(vm.memory_bytes).pages_floor(),
         zero: Bytes(vm.zero_bytes).pages_floor(),
         freed: PageCount::ZERO,
-        there: PageCount::ZERO,
+        there: Bytes(stays).pages_floor(),
         written: Rate(0),
         write_set: PageCount::ZERO,
         rate: Rate(ping.bytes_per_second),
@@ -61,6 +66,7 @@ pub fn plan(
         time_ms: planned.time.map(millis_ceil),
         downtime_ms: planned.pause.map(millis_ceil),
         keeps_downtime: planned.promise == Promise::Kept,
+        remote,
     }
 }
 
@@ -110,22 +116,33 @@ mod tests {
     #[test]
     fn what_is_zero_is_not_sent() {
         let stop_cost = Duration::from_millis(15);
-        let planned = plan(&vm(), &ping(), &reserved(), &MoveRequest::new("host2"), stop_cost);
+        let planned = plan(&vm(), &ping(), &reserved(), &MoveRequest::new("host2"), None, stop_cost);
         assert!(planned.fits && planned.keeps_downtime, "{planned:?}");
         assert_eq!((planned.sends_bytes, planned.spared_bytes), (2 * GIB, 2 * GIB));
         assert_eq!(planned.needs, MoveRoom { dram_bytes: GIB, swap_bytes: 3 * GIB });
         assert_eq!((planned.time_ms, planned.downtime_ms), (Some(17_204), Some(24)));
 
         let slow = MoveRequest { bandwidth: Some(12_500_000), ..MoveRequest::new("host2") };
-        let planned = plan(&vm(), &ping(), &reserved(), &slow, stop_cost);
+        let planned = plan(&vm(), &ping(), &reserved(), &slow, None, stop_cost);
         assert!(planned.time_ms > Some(170_000), "{planned:?}");
+
+        // What is in the pool stays there, or is sent.
+        let remote = Some(pagoda_api::types::RemoteInfo { copies: 1, pool_bytes: GIB, pool: None });
+        let with_tier = VmInfo { remote, ..vm() };
+        let sends = |fate| {
+            let planned = plan(&with_tier, &ping(), &reserved(), &MoveRequest::new("host2"), Some(fate), stop_cost);
+            (planned.sends_bytes, planned.remote)
+        };
+        for (fate, sent) in [(RemoteFate::HandedOver, GIB), (RemoteFate::Copied, 2 * GIB)] {
+            assert_eq!(sends(fate), (sent, Some(MoveRemote { bytes: GIB, fate })));
+        }
 
         // More than is free, but nobody is promised it.
         let large = MoveRequest { dram: Some(2 * GIB), ..MoveRequest::new("host2") };
-        let planned = plan(&vm(), &ping(), &reserved(), &large, stop_cost);
+        let planned = plan(&vm(), &ping(), &reserved(), &large, None, stop_cost);
         assert!(planned.fits && planned.needs.dram_bytes == 2 * GIB, "{planned:?}");
         let more = AdmitReply { memory_needed_bytes: 2 * GIB, swap_needed_bytes: 11 * GIB, ..reserved() };
-        let planned = plan(&vm(), &ping(), &more, &large, stop_cost);
+        let planned = plan(&vm(), &ping(), &more, &large, None, stop_cost);
         assert!(!planned.fits, "{planned:?}");
         assert_eq!(planned.lacks, MoveRoom { dram_bytes: GIB, swap_bytes: GIB });
     }

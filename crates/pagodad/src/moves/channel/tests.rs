@@ -115,6 +115,34 @@ fn frames_are_longer_than_records_and_shorter() {
 }
 
 #[test]
+fn compressed_pages_come_as_they_were() {
+    let (mut sender, mut receiver) = data_ends();
+    let pages = |chunk| PageRun { chunk: ChunkIdx(chunk), run: Run { start: 3, len: 64 } };
+    let content: Vec<u8> = (0..64 << 12).map(|at: u32| (at / 100) as u8).collect();
+    let block = lz4_flex::block::compress(&content);
+    let whole = content.clone();
+    let send = thread::spawn(move || {
+        for chunk in 0..3 {
+            let kind = RunKind::Content(Codec::Lz4, &block);
+            sender.send(&Data::Run { pages: pages(chunk), kind }).unwrap();
+            let kind = RunKind::Content(Codec::Raw, &whole);
+            sender.send(&Data::Run { pages: pages(chunk), kind }).unwrap();
+        }
+        // A block of fewer pages than its run has.
+        let short = lz4_flex::block::compress(&whole[4096..]);
+        sender.send(&Data::Run { pages: pages(9), kind: RunKind::Content(Codec::Lz4, &short) }).unwrap();
+        sender.flush().unwrap();
+    });
+    for chunk in [0, 0, 1, 1, 2, 2] {
+        let data = Data::Run { pages: pages(chunk), kind: RunKind::Content(Codec::Raw, &content) };
+        assert!(receiver.receive().unwrap() == Some(data), "chunk {chunk}");
+    }
+    let error = receiver.receive().unwrap_err();
+    assert!(matches!(&error, ChannelError::Malformed(_)) && error.to_string().contains("shorter"), "{error}");
+    send.join().unwrap();
+}
+
+#[test]
 fn garbage_ends_a_stream() {
     let check = |records: &[&[u8]], expected: fn(&ChannelError) -> bool| {
         let (mut called, answered) = streams();

@@ -11,13 +11,15 @@ use pagoda_core::policy::VmId;
 use pagoda_move::note::Note;
 use pagoda_move::owner::{Action, Destination, DestinationEvent, End};
 use pagoda_move::units::{AttemptId, Moment};
-use pagoda_move::wire::Control;
 use pagoda_move::wire::offer::{Reason, ReasonKind};
+use pagoda_move::wire::{Control, Malformed};
 
+use super::tail::Tail;
 use super::vm::{self, Wanted};
 use crate::moves::channel::ControlSender;
 use crate::moves::claims::Claim;
-use crate::moves::sessions::{Arriving, Input, LinkNo, Progress};
+use crate::moves::sessions::{Arriving, INPUTS_MAX, Input, LinkNo, Progress};
+use crate::moves::store::Store;
 use crate::registry::Registry;
 
 /// How long a session may be without a link before it calls the other host itself. Its source does that first.
@@ -45,7 +47,13 @@ pub struct Session {
     claim: Option<Claim>,
     began: Instant,
     arriving: Option<Arriving>,
+    /// The VM runs here, or is about to, without all its pages.
+    tail: Option<Tail>,
     is_loaded: bool,
+    /// It is being let run for the first time.
+    is_starting: bool,
+    /// A daemon before this one has made the VM.
+    is_recovered: bool,
     is_dead: bool,
     /// When the link was lost, or the other host was called last.
     called: Instant,
@@ -62,6 +70,8 @@ pub struct Begun {
     pub wanted: Option<Wanted>,
     /// The VM, if a daemon before this one made it. Never looked up by its name for a new attempt: a user may have made one since.
     pub made: Option<VmId>,
+    /// What that one lacks.
+    pub tail: Option<Tail>,
     pub link: Option<(LinkNo, Arc<ControlSender>)>,
     pub progress: Arc<Mutex<Progress>>,
     pub call: Call,
@@ -81,7 +91,7 @@ impl Session {
         begun: Begun,
         (own, inputs): (SyncSender<Input>, Receiver<Input>),
     ) -> Session {
-        let Begun { owner, wanted, made, link, progress, call, claim } = begun;
+        let Begun { owner, wanted, made, tail, link, progress, call, claim } = begun;
         Session {
             registry: Arc::clone(registry),
             vm: vm.to_owned(),
@@ -97,7 +107,10 @@ impl Session {
             claim: Some(claim),
             began: Instant::now(),
             arriving: None,
+            tail,
             is_loaded: false,
+            is_starting: false,
+            is_recovered: made.is_some(),
             is_dead: false,
             called: Instant::now(),
             is_calling: Arc::default(),
@@ -115,12 +128,21 @@ impl Session {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => unreachable!("it has a sender itself"),
             }
+            for _ in 1..INPUTS_MAX {
+                let Ok(input) = self.inputs.try_recv() else { break };
+                self.take(input);
+            }
             self.look_at_qemu();
             self.call_if_lonely();
+            self.tell_of_tail();
             self.apply(DestinationEvent::Tick);
         }
         self.registry.moves.sessions.leave(self.attempt);
         drop(self.claim.take());
+        // Who ended the VM meanwhile has left its note to whoever had the claim.
+        if !self.registry.lock().contains_key(&self.vm) {
+            self.registry.moves.forget(&self.vm);
+        }
         if let Some((_, link)) = self.link.take() {
             // What was said last is on its way.
             std::thread::sleep(LINGER);
@@ -136,6 +158,11 @@ impl Session {
                 }
                 self.apply(DestinationEvent::LinkUp);
             }
+            Input::Called(_, link) if self.link.is_some() => link.cut(),
+            Input::Called(number, link) => {
+                self.link = Some((number, link));
+                self.apply(DestinationEvent::LinkUp);
+            }
             Input::LinkDown(number) => {
                 if self.link.take_if(|(current, _)| *current == number).is_some() {
                     self.called = Instant::now();
@@ -147,7 +174,11 @@ impl Session {
                 let is_current = self.link.as_ref().is_some_and(|(current, _)| *current == number);
                 let is_part = matches!(
                     message,
-                    Control::Missing { .. } | Control::State { .. } | Control::StateEnd { .. } | Control::Resume { .. }
+                    Control::Missing { .. }
+                        | Control::RemoteMap { .. }
+                        | Control::State { .. }
+                        | Control::StateEnd { .. }
+                        | Control::Resume { .. }
                 );
                 if is_current || !is_part {
                     self.receive(&message);
@@ -169,9 +200,34 @@ impl Session {
                 self.refuse(why);
                 self.apply(DestinationEvent::CannotPrepare);
             }
+            Input::Stored(chunk, pages) => {
+                if let Some(tail) = &mut self.tail {
+                    tail.stored(chunk, pages);
+                }
+            }
+            Input::Loaded(loaded) => self.loaded(loaded),
             Input::Whole => self.apply(DestinationEvent::Whole),
+            // A page that cannot be stored is sent again, by the next connection.
+            Input::Failed(why) if self.owner.is_running() => {
+                tracing::warn!(vm = %self.vm, "pages of it that are still to come: {why}");
+                self.show(|progress| progress.why = Some(why));
+            }
             Input::Failed(why) => self.fail(why),
+            Input::StreamEnded if self.tail.is_some() => self.cut(),
+            Input::StreamEnded | Input::Tail => {}
+            // What an earlier daemon has done of it nobody knows.
+            Input::LetRun(false) if !self.is_recovered => self.apply(DestinationEvent::NeverRan),
+            Input::LetRun(_) => {
+                self.is_starting = false;
+                let generation = self.owner.offered().generation;
+                self.send(&Control::Started { attempt: self.attempt, generation });
+            }
             Input::Resolve => self.apply(DestinationEvent::Resolve),
+            Input::Cancel(why) if self.owner.is_before_grant() => self.fail(why),
+            Input::Cancel(why) => {
+                tracing::warn!(vm = %self.vm, "its move to this host goes on, for it was granted: {why}")
+            }
+            Input::Cut => self.cut(),
         }
     }
 
@@ -187,37 +243,78 @@ impl Session {
                 self.send(&Control::Forgotten { attempt: self.attempt });
                 Ok(())
             }
-            (Control::Missing { part, .. }, Some(_)) if !part.chunks.is_empty() => {
-                return self.fail("pages would be missing, which was not agreed on".to_owned());
-            }
-            (Control::Missing { part, .. }, Some(arriving)) => arriving.store.arrival().missing(part),
-            (Control::State { offset, bytes, .. }, Some(arriving)) => arriving.store.arrival().state(*offset, bytes),
-            (Control::StateEnd { total, round, .. }, Some(arriving)) => {
-                arriving.store.arrival().end_state(*total, *round);
-                self.load_if_all_is_here();
-                Ok(())
-            }
+            (_, Some(arriving)) if !self.is_loaded => take_part(&arriving.store, message),
+            // What comes once more of a VM that is loaded is the same, or wrong.
             _ => Ok(()),
         };
         if let Err(malformed) = taken {
             return self.fail(malformed.to_string());
         }
+        if let Control::StateEnd { .. } = message {
+            self.load_if_all_is_here();
+        }
         self.apply(DestinationEvent::Message(message));
     }
 
-    /// With all rounds, the map and the state the VM can run.
+    /// With all rounds, the map and the state the VM can run: its engine serves it, and QEMU loads the state.
     fn load_if_all_is_here(&mut self) {
         let Some(arriving) = self.arriving.as_ref().filter(|_| !self.is_loaded && !self.is_dead) else { return };
-        let Some(state) = arriving.store.arrival().all().map(|(state, _)| state.to_vec()) else { return };
+        let all = arriving.store.arrival().all().map(|(state, missing)| (state.to_vec(), missing.clone()));
+        let Some((state, missing)) = all else { return };
         self.is_loaded = true;
         self.show(|progress| progress.phase = "loading");
-        match vm::load(&self.registry, arriving, &state) {
+        let own = self.own.clone();
+        // One that cannot be sent finds a session that has something else to do, and looks at its tail behind that.
+        let listener = move || drop(own.try_send(Input::Tail));
+        let begun = vm::serve(&self.registry, arriving, self.attempt, &missing, listener).and_then(|tail| {
+            self.tail = tail;
+            let own = self.own.clone();
+            let report = move |loaded| drop(own.send(Input::Loaded(loaded)));
+            vm::load(&self.registry, arriving, state, report)
+        });
+        if let Err(error) = begun {
+            self.fail(in_full(error.as_ref()));
+        }
+    }
+
+    fn loaded(&mut self, loaded: Result<(), String>) {
+        match loaded {
             Ok(()) => {
                 self.show(|progress| progress.phase = "ready");
                 self.apply(DestinationEvent::Loaded);
-                self.apply(DestinationEvent::Whole);
+                if self.tail.is_none() {
+                    self.apply(DestinationEvent::Whole);
+                }
             }
-            Err(error) => self.fail(in_full(error.as_ref())),
+            Err(why) => self.fail(why),
+        }
+    }
+
+    /// The source hears what is missing, what threads wait for, and what it may forget. QEMU needs pages already when it loads its state.
+    fn tell_of_tail(&mut self) {
+        let Some(tail) = &mut self.tail else { return };
+        if let Some((number, link)) = &self.link {
+            for message in tail.messages(*number) {
+                let _ = link.send(&message);
+            }
+        }
+        let left = tail.left().bytes().0;
+        if !self.owner.is_running() {
+            return;
+        }
+        let mut shown = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        (shown.phase, shown.left) = ("postcopy", left);
+        drop(shown);
+        if tail.is_whole() {
+            self.tail = None;
+            self.apply(DestinationEvent::Whole);
+        }
+    }
+
+    /// The source calls again.
+    fn cut(&self) {
+        if let Some((_, link)) = &self.link {
+            link.cut();
         }
     }
 
@@ -244,11 +341,17 @@ impl Session {
     }
 
     fn look_at_qemu(&mut self) {
-        let is_gone = |arriving: &Arriving| self.registry.find_by_id(arriving.id, |_| ()).is_none();
-        if self.arriving.as_ref().is_some_and(is_gone) {
+        // One that an earlier daemon has made is known by its id alone.
+        let is_its = self.arriving.is_some() || self.owner.is_running() && !self.is_dead;
+        // While it is being let run, whoever does that says whether it was there.
+        if is_its && !self.is_starting && self.has_ended() {
             self.arriving = None;
             self.lose_qemu();
         }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.id.is_some_and(|id| self.registry.find_by_id(id, |_| ()).is_none())
     }
 
     /// A source that has forgotten the attempt does not call any more, and the VM's note waits for its last word.
@@ -285,14 +388,24 @@ impl Session {
         let mut heard = Vec::new();
         for action in actions {
             match action {
+                // The guest does not run before its QEMU has said so.
+                Action::Send(Control::Started { .. }) if self.is_starting => {}
                 Action::Send(message) => self.send(&message),
                 Action::Write(note) => {
-                    heard.push(DestinationEvent::Written(self.write(note)));
+                    let is_written = self.write(note);
+                    // A QEMU that has ended while the note was written has not run: the note is followed by a refusal.
+                    if matches!(note, Some(Note::Accepted(..))) && self.has_ended() {
+                        self.is_dead = true;
+                        heard.push(DestinationEvent::QemuDied);
+                    }
+                    heard.push(DestinationEvent::Written(is_written));
                 }
                 Action::Prepare => self.prepare(),
                 Action::Run => {
                     self.show(|progress| progress.phase = "running");
-                    vm::run(&self.registry, &self.vm);
+                    self.is_starting = true;
+                    let own = self.own.clone();
+                    vm::run(&self.registry, &self.vm, move |was_there| drop(own.send(Input::LetRun(was_there))));
                 }
                 Action::Discard => {
                     if let Some(arriving) = self.arriving.take() {
@@ -350,9 +463,25 @@ impl Session {
     }
 
     fn note_end(&self, end: End) {
+        self.registry.moves.sessions.note_end(self.attempt, end);
         match end {
             End::Moved => tracing::info!(vm = %self.vm, "its move to this host is over"),
             other => tracing::warn!(vm = %self.vm, "it has not come to this host: {other:?}"),
         }
+    }
+}
+
+/// Takes in a part of what the VM needs beside pages.
+fn take_part(store: &Store, message: &Control) -> Result<(), Malformed> {
+    let mut arrival = store.arrival();
+    match message {
+        Control::Missing { part, .. } => arrival.missing(part),
+        Control::RemoteMap { part, .. } => arrival.remote_map(part),
+        Control::State { offset, bytes, .. } => arrival.state(*offset, bytes),
+        Control::StateEnd { total, round, .. } => {
+            arrival.end_state(*total, *round);
+            Ok(())
+        }
+        _ => Ok(()),
     }
 }

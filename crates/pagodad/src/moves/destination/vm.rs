@@ -7,13 +7,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, CreateVm, SnapshotLaunch, SnapshotQemu, VmKind};
+use pagoda_core::bits::PageSet;
 use pagoda_core::policy::VmId;
-use pagoda_core::units::Bytes;
+use pagoda_core::units::{Bytes, ChunkIdx};
 use pagoda_image::ImageId;
 use pagoda_move::arrival::Arrival;
+use pagoda_move::map::PageMap;
 use pagoda_move::owner::Qemu;
 use pagoda_move::units::AttemptId;
+use pagoda_pager::handle::Command;
+use pagoda_pager::tier::source::Arrivals;
 
+use super::tail::Tail;
 use crate::moves::channel::STREAMS;
 use crate::moves::sessions::Arriving;
 use crate::moves::specification::Specification;
@@ -24,6 +29,7 @@ use crate::qmp::state::{self, RunState, run_state};
 use crate::record::{Operation, OperationKind};
 use crate::registry::operation::ImageThen;
 use crate::registry::{Registry, Vm};
+use crate::remote::{Dirs, handover};
 
 /// How long QEMU may take from its start until it waits for its state.
 const START_MAX: Duration = Duration::from_secs(30);
@@ -68,7 +74,10 @@ impl Wanted {
     /// # Errors
     /// Why not. What was made is there still, and is removed by [`discard`].
     pub fn prepare(&self, registry: &Arc<Registry>) -> Result<Arriving> {
-        let Specification { launch, spec, memory, .. } = &self.specification;
+        let Specification { launch, spec, memory, remote, .. } = &self.specification;
+        if let Some(remote) = remote {
+            handover::check(&Dirs::of(&registry.config), &self.name, remote)?;
+        }
         let request = CreateVm {
             name: self.name.clone(),
             memory: memory.clone(),
@@ -77,9 +86,11 @@ impl Wanted {
             launch: Some(launch.clone()),
         };
         let said = |error: ApiError| anyhow!("{}", error.message);
-        let (created, pages) = registry.create_arriving(request, self.operation()).map_err(said)?;
+        let (created, pages) = registry.create_arriving(request, self.operation(), remote.clone()).map_err(said)?;
         let count = Bytes(memory.iter().sum()).pages_floor();
-        let store = Arc::new(Store::new(pages, Arrival::new(self.attempt, count, STREAMS)));
+        let arrival = Arrival::new(self.attempt, count, STREAMS);
+        let arrival = if remote.is_some() { arrival.with_remote_tier() } else { arrival };
+        let store = Arc::new(Store::new(pages, arrival));
         let started = start::start(&registry.config, &created, &self.launch_of(registry))?;
         let deadline = Instant::now() + START_MAX;
         loop {
@@ -112,16 +123,66 @@ impl Wanted {
     }
 }
 
-/// Nothing more comes of a VM: its engine serves it from now on, and QEMU has its state.
+/// The engine of a VM serves it from now on. `missing`: pages that are still at its source; `listener` hears when there is something to
+/// be told the source of them.
 ///
 /// # Errors
-/// QEMU is good for nothing then.
-pub fn load(registry: &Registry, vm: &Arriving, device_state: &[u8]) -> Result<()> {
-    let found = vm.store.shut().context("bring its pages in order")?;
+/// Its files cannot be brought in order: QEMU is good for nothing then.
+pub fn serve(
+    registry: &Registry,
+    vm: &Arriving,
+    attempt: AttemptId,
+    missing: &PageMap,
+    listener: impl Fn() + Send + Sync + 'static,
+) -> Result<Option<Tail>> {
+    let handed_over: Vec<_> = vm.store.arrival().remote().into_iter().flat_map(PageMap::filled).collect();
+    let is_one = |(chunk, pages): &(ChunkIdx, PageSet)| !missing.chunk(*chunk).intersects(*pages);
+    ensure!(handed_over.iter().all(is_one), "pages are said to be missing and to be in its remote tier");
+    let elsewhere: Vec<_> = missing.filled().chain(handed_over.iter().copied()).collect();
+    let mut found = vm.store.shut(&elsewhere).context("bring its pages in order")?;
+    for (chunk, pages) in &handed_over {
+        let located = &mut found[chunk.as_usize()];
+        located.missing -= *pages;
+        located.swap |= *pages;
+    }
+    let record = registry.find_by_id(vm.id, |vm| vm.record.clone()).context("its QEMU has ended")?;
+    handover::set_pages(&record, handed_over)?;
     vm.handle.arrived(found).map_err(|why| anyhow!(why)).context("serve its pages")?;
+    if missing.is_empty() {
+        return Ok(None);
+    }
+    let arrivals = arrivals_of(registry, vm.id)?;
+    registry.note_source_tier(vm.id)?;
+    vm.store.begin_tail(Arc::clone(&arrivals));
+    arrivals.set_listener(Some(Box::new(listener)));
+    Tail::new(attempt, missing.pages(), &arrivals).map(Some)
+}
+
+/// Has QEMU load its state, in a thread: pages that it needs for that may have to come first.
+///
+/// # Errors
+/// Nothing was begun.
+pub fn load(
+    registry: &Registry,
+    vm: &Arriving,
+    device_state: Vec<u8>,
+    report: impl FnOnce(Result<(), String>) + Send + 'static,
+) -> Result<()> {
     let gate = registry.gate_of(vm.id).context("its QEMU has ended")?;
-    let qmp = Held::new(Arc::clone(&vm.qmp));
-    state::load(&qmp, &gate, &mut &device_state[..], Instant::now() + LOAD_MAX).context("load its state")
+    let qmp = Arc::clone(&vm.qmp);
+    let load = move || {
+        let loaded = state::load(&Held::new(qmp), &gate, &mut &device_state[..], Instant::now() + LOAD_MAX);
+        report(loaded.context("load its state").map_err(|error| in_full(error.as_ref())));
+    };
+    std::thread::Builder::new().name("load".into()).spawn(load).map(drop).context("start a thread")
+}
+
+/// What has come of the pages that a VM lacks here.
+fn arrivals_of(registry: &Registry, id: VmId) -> Result<Arc<Arrivals>> {
+    registry
+        .find_by_id(id, |vm| vm.arrivals.clone())
+        .context("its QEMU has ended")?
+        .context("it has no tier of its source")
 }
 
 /// That a VM that is about to be accepted is there, with its state, and stands still.
@@ -136,16 +197,18 @@ pub fn check_loaded(registry: &Registry, vm: Option<&Arriving>) -> Result<()> {
     Ok(())
 }
 
-/// The guest runs, or stays paused as its user has left it. It is tried again for as long as the VM lives: it has the grant.
-pub fn run(registry: &Arc<Registry>, name: &str) {
+/// The guest runs, or stays paused as its user has left it. It is tried again for as long as the VM lives: it has the grant. A thread
+/// does that: pages that QEMU needs first may have to come. `report` is called when it was tried once: false if its QEMU had ended before.
+pub fn run(registry: &Arc<Registry>, name: &str, report: impl FnOnce(bool) + Send + 'static) {
     let found = registry.lock().get(name).map(|vm| (vm.governed.id, Arc::clone(&vm.qmp), vm.record.operation));
-    let Some((id, qmp, operation)) = found else { return };
+    let Some((id, qmp, operation)) = found else { return report(false) };
     let resume = operation.is_some_and(|operation| operation.resume);
-    let (registry, name) = (Arc::clone(registry), name.to_owned());
-    let let_run = move |tries: u32| match if resume { qmp.execute("cont").map(drop) } else { Ok(()) } {
+    let (registry, name, here) = (Arc::clone(registry), name.to_owned(), Arc::clone(registry));
+    let let_run = move |is_first: bool| match if resume { qmp.execute("cont").map(drop) } else { Ok(()) } {
         Ok(()) => {
             registry.note_let_run(id);
-            if let Err(error) = state::leave_disks_alone(&qmp, false) {
+            // One that its user has paused takes its disks when it runs.
+            if resume && let Err(error) = state::leave_disks_alone(&qmp, false) {
                 let error = in_full(error.as_ref());
                 tracing::warn!(vm = %name, "its QEMU stays set up for a load, and refuses snapshots: {error}");
             }
@@ -154,25 +217,34 @@ pub fn run(registry: &Arc<Registry>, name: &str) {
             true
         }
         Err(error) => {
-            if tries == 0 {
+            if is_first {
                 tracing::error!(vm = %name, "let it run, tried again: {}", in_full(error.as_ref()));
             }
             registry.find_by_id(id, |_| ()).is_none()
         }
     };
-    if let_run(0) {
-        return;
-    }
-    let again = move || {
-        for tries in 1.. {
+    let run = move || {
+        if here.find_by_id(id, |_| ()).is_none() {
+            return report(false);
+        }
+        own_tier(&here, id);
+        let mut runs = let_run(true);
+        report(true);
+        while !runs {
             std::thread::sleep(RUN_AGAIN);
-            if let_run(tries) {
-                return;
-            }
+            runs = let_run(false);
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("run".into()).spawn(again) {
+    if let Err(error) = std::thread::Builder::new().name("run".into()).spawn(run) {
         tracing::error!("let a VM run: {error}; the next daemon does");
+    }
+}
+
+/// The VM is this host's, and so is its remote tier. It is not waited for.
+fn own_tier(registry: &Registry, id: VmId) {
+    let found = registry.find_by_id(id, |vm| (vm.record.clone(), vm.handle.clone()));
+    if let Some((record, Some(engine))) = found {
+        handover::own(&Dirs::of(&registry.config), &record, move || engine.send(Command::Refresh));
     }
 }
 

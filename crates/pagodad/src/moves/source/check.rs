@@ -16,11 +16,13 @@ use pagoda_move::wire::limits::{REGIONS_MAX, VM_PAGES_MAX};
 use pagoda_move::wire::offer::{Capabilities, Hello, RegionFacts, Room};
 
 use super::request::Request;
+use crate::moves::capabilities::OURS;
 use crate::moves::specification::Specification;
 use crate::qmp::state::{self, RunState};
 use crate::record::OperationKind;
 use crate::registry::Registry;
 use crate::registry::operation::Ready;
+use crate::remote::handover;
 use crate::snapshots::disks;
 
 /// A VM that can move, as far as this host can tell.
@@ -40,6 +42,8 @@ pub struct Offer {
     qemu: Qemu,
     memory: Vec<u64>,
     pub room: Room,
+    /// What the destination has to be able to do.
+    required: Capabilities,
     pub specification: String,
 }
 
@@ -69,8 +73,12 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
     if let Some(reason) = handle.status().pinned.clone().or_else(|| record.spec.pinned.clone()) {
         return Err(refuse(format!("its memory is written by others, unseen: {reason}"), None));
     }
-    if record.spec.remote.is_some() || record.remote.is_some() {
-        return Err(refuse("a part of its memory may be in a pool, which cannot be moved yet".to_owned(), None));
+    let may_lack_pages = request.mode != Mode::Precopy || request.on_timeout == OnTimeout::Postcopy;
+    // One that is not handed over is copied, and is not the VM's any more there.
+    let remote = handover::handed_over(record).cloned();
+    if remote.is_some() && may_lack_pages {
+        let why = "its remote tier is handed over to a VM with all its pages only";
+        return Err(refuse(why.to_owned(), Some("use --mode precopy without --on-timeout postcopy")));
     }
     state::check(qmp).map_err(|why| refuse(why, None))?;
     if !record.disks.is_empty() {
@@ -89,24 +97,24 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
     if memory.len() > REGIONS_MAX || total.pages_floor() > VM_PAGES_MAX {
         return Err(refuse("it has more memory than a VM that moves can have".to_owned(), None));
     }
-    let spec = VmSpec { dram: request.dram.or(record.spec.dram), ..record.spec.clone() };
+    let dram = request.dram.or(record.spec.dram);
+    let spec = VmSpec { dram, remote: record.spec.remote.filter(|_| remote.is_some()), ..record.spec.clone() };
     let room = Room { dram: spec.dram.map_or(total, Bytes).min(total), swap: total, pool: Bytes::ZERO };
-    let specification =
-        Specification { launch, spec, memory: memory.clone(), qemu: qemu.clone(), running: runs }.to_text();
-    let specification = specification.map_err(asked)?;
-    let offer = Offer { vm: vm.clone(), qemu, memory, room, specification };
+    let needed = |is_needed: bool, what| if is_needed { what } else { Capabilities::default() };
+    let required = needed(may_lack_pages, Capabilities::POSTCOPY);
+    let required = required.with(needed(remote.is_some(), Capabilities::REMOTE_TIER));
+    let (machine, regions) = (qemu.clone(), memory.clone());
+    let specification = Specification { launch, spec, memory: regions, qemu: machine, running: runs, remote };
+    let specification = specification.to_text().map_err(asked)?;
+    let offer = Offer { vm: vm.clone(), qemu, memory, room, required, specification };
     Ok(Checked { ready, host, own, offer, runs })
 }
 
 /// What is asked for and cannot be had yet.
 fn check_request(request: &Request) -> Result<(), String> {
-    if request.mode != Mode::Precopy {
-        return Err("it cannot run at its destination before all its pages are there: that is not built yet".to_owned());
-    }
     match request.on_timeout {
-        OnTimeout::Abort => Ok(()),
+        OnTimeout::Abort | OnTimeout::Postcopy => Ok(()),
         OnTimeout::SlowGuest => Err("guests are not slowed yet when the time is over".to_owned()),
-        OnTimeout::Postcopy => Err("there is no post-copy yet when the time is over".to_owned()),
     }
 }
 
@@ -124,8 +132,8 @@ impl Offer {
             generation: own,
             protocol_min: PROTOCOL_VERSION,
             protocol_max: PROTOCOL_VERSION,
-            capabilities: Capabilities::default(),
-            required: Capabilities::default(),
+            capabilities: OURS,
+            required: self.required,
             unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             software: env!("CARGO_PKG_VERSION").to_owned(),
             vm: self.vm.clone(),

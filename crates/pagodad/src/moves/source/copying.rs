@@ -1,23 +1,26 @@
 //! Rounds of a move: what the engine is asked to look for and to copy, and what of that goes into the streams.
 //!
 //! A page is asked for at most once in a round, and a round ends only when every copy of it has gone into its stream. So no copy of
-//! an earlier round comes behind a later one. When the link is lost, copies that were asked for before are dropped, since what is asked
-//! for again may overtake them: they have the number of their connection.
+//! an earlier round comes behind a later one.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use pagoda_core::units::{Bytes, PAGE_SIZE, PageCount};
+use anyhow::{Result, anyhow, ensure};
+use pagoda_core::bits::PageSet;
+use pagoda_core::fault::Pages;
+use pagoda_core::units::{Bytes, ChunkIdx, PAGE_SIZE, PageCount};
 use pagoda_move::map::PageMap;
-use pagoda_move::rounds::{IoEpoch, Next, Phase, Progress, Rounds, Settings, Step};
+use pagoda_move::rounds::{IoEpoch, Mode, Next, Phase, Progress, Rounds, Settings, Step};
 use pagoda_move::units::{ConnectionNo, Moment, RoundNo};
-use pagoda_pager::handle::{Command, Content, Copied, CopyOrder, Handle, Look};
+use pagoda_pager::handle::{Command, Content, Copied, Handle, Look};
 
+use super::copies::Copies;
 use super::input::Input;
-use super::line::{Line, pages_of};
+use super::line::Line;
+use super::pages::Gone;
 
 /// Copies that were asked for and have not gone into a stream, bytes: what a fast disk and a fast network hide of each other.
 const ON_THE_WAY_MAX: u64 = 32 << 20;
@@ -41,17 +44,14 @@ pub enum Turn {
 #[derive(Debug)]
 pub struct Copying {
     engine: Arc<Handle>,
-    inputs: Sender<Input>,
     rounds: Rounds,
     pages: PageCount,
-    /// Where copies for a connection come from.
-    copies: Option<(ConnectionNo, Sender<Copied>)>,
+    mode: Mode,
+    copies: Copies,
+    /// Pages of a remote tier that is handed over, which are not sent.
+    handed_over: PageMap,
     /// Nothing was sent before this connection.
     first: ConnectionNo,
-    /// Pages that were asked for and have not come.
-    outstanding: u64,
-    /// Bytes that were asked for and have not gone.
-    on_the_way: u64,
     protected_at: IoEpoch,
     wait_until: Moment,
     /// A round's end has been sent, and what follows it is not decided.
@@ -62,14 +62,14 @@ pub struct Copying {
 }
 
 impl Copying {
-    /// Begins with all pages protected.
+    /// Begins with all pages protected. `dram`: what the VM may have at its destination.
     ///
     /// # Errors
     /// The engine cannot tell what is written.
     pub fn begin(
         engine: &Arc<Handle>,
         settings: Settings,
-        pages: PageCount,
+        (pages, dram): (PageCount, PageCount),
         first: ConnectionNo,
         inputs: &Sender<Input>,
         now: Moment,
@@ -77,18 +77,17 @@ impl Copying {
         engine.send(Command::Move(true));
         let look = look(engine)?;
         let protected_at = IoEpoch(look.protected_at);
-        let in_order = pages.chunks_ceil().iter().collect();
-        let mut rounds = Rounds::new(settings, pages, in_order, protected_at, None, now);
+        let order = hot_first(engine, pages, dram)?;
+        let mut rounds = Rounds::new(settings, pages, order, protected_at, None, now);
         rounds.set_oldest_io(IoEpoch(look.oldest_io));
         Ok(Copying {
             engine: Arc::clone(engine),
-            inputs: inputs.clone(),
             rounds,
             pages,
-            copies: None,
+            mode: settings.mode,
+            copies: Copies::new(pages, inputs),
+            handed_over: PageMap::empty(pages),
             first,
-            outstanding: 0,
-            on_the_way: 0,
             protected_at,
             wait_until: Moment::default(),
             is_undecided: false,
@@ -106,8 +105,8 @@ impl Copying {
     }
 
     pub fn lost_link(&mut self) {
-        self.copies = None;
-        (self.outstanding, self.on_the_way, self.is_last_sent) = (0, 0, false);
+        self.copies.lost_link();
+        self.is_last_sent = false;
         self.rounds.lost_link();
     }
 
@@ -122,33 +121,34 @@ impl Copying {
     /// # Errors
     /// Pages cannot be read, and why.
     pub fn copied(&mut self, connection: ConnectionNo, copied: Copied, line: &Line) -> Result<()> {
-        if self.copies.as_ref().is_none_or(|(current, _)| *current != connection) || line.no != connection {
+        if !self.copies.has_come(connection, &copied, line)? {
             return Ok(());
         }
-        let len = u64::from(copied.pages.run.len);
-        let chunk = copied.pages.chunk;
-        match &copied.content {
-            Content::Failed(why) => bail!("pages of the VM cannot be read: {why}"),
-            Content::Bytes(bytes) => ensure!(
-                bytes.len() as u64 == len * PAGE_SIZE,
-                "the engine has copied {} bytes of {len} pages",
-                bytes.len()
-            ),
-            Content::Zeros => {}
+        // What was said of a page last counts: it is asked again whenever it was written.
+        let Pages { chunk, run } = copied.pages;
+        let pages = PageSet::range(run.start, run.len);
+        self.handed_over.remove_in(chunk, pages);
+        if matches!(copied.content, Content::HandedOver) {
+            self.handed_over.insert_in(chunk, pages);
+            let bytes = u64::from(run.len) * PAGE_SIZE;
+            self.sent(connection, Gone { bytes, zeros: bytes, saved: 0 });
+            return Ok(());
         }
-        ensure!(len <= self.outstanding, "the engine has copied pages twice");
-        ensure!(chunk.0 < self.pages.chunks_ceil().0, "the engine has copied a chunk that the VM does not have");
-        self.outstanding -= len;
         let is_fresh = connection == self.first && self.rounds.round() == RoundNo(0);
         line.send_pages(copied, is_fresh);
         Ok(())
     }
 
     /// Pages have gone into a stream.
-    pub fn sent(&mut self, connection: ConnectionNo, bytes: u64, spared: u64) {
-        if self.copies.as_ref().is_some_and(|(current, _)| *current == connection) {
-            self.on_the_way = self.on_the_way.saturating_sub(bytes);
-            self.rounds.spare(Bytes(spared));
+    pub fn sent(&mut self, connection: ConnectionNo, gone: Gone) {
+        if !self.copies.have_gone(connection, gone.bytes) {
+            return;
+        }
+        self.rounds.spare(Bytes(gone.zeros));
+        self.rounds.save(Bytes(gone.saved));
+        if gone.zeros + gone.saved > 0 && !self.is_undecided {
+            // What was not sent is not waited for.
+            self.wait_until = Moment::default();
         }
     }
 
@@ -164,16 +164,34 @@ impl Copying {
         let mut written = PageMap::empty(self.pages);
         loop {
             let look = look(&self.engine)?;
-            add(&mut written, &look)?;
+            add(&mut written, &look.written)?;
             if IoEpoch(look.oldest_io) == IoEpoch::IDLE {
                 break;
             }
             ensure!(Instant::now() < deadline, "direct I/O of the VM goes on although it stands still");
             thread::sleep(DRAIN_LOOK);
         }
+        self.handed_over.remove_all(&written);
         self.rounds.stopped(&written, now);
+        if self.mode == Mode::Postcopy {
+            // Nothing was sent, so the destination has zeros in every page.
+            let content = self.engine.content().map_err(|why| anyhow!("it cannot be told what the VM holds: {why}"))?;
+            let mut holding = PageMap::empty(self.pages);
+            add(&mut holding, &content)?;
+            self.rounds.leave_out_zeros(&holding);
+        }
         self.is_stopped = true;
         Ok(())
+    }
+
+    /// Pages of a remote tier that is handed over. The destination finds them there.
+    pub const fn handed_over(&self) -> &PageMap {
+        &self.handed_over
+    }
+
+    /// Pages that the destination does not get before it runs: none, unless it goes over without them.
+    pub fn missing(&self) -> &PageMap {
+        self.rounds.missing()
     }
 
     /// Goes on as far as it can.
@@ -204,19 +222,16 @@ impl Copying {
                     None => continue,
                 }
             }
-            if self.on_the_way >= ON_THE_WAY_MAX {
+            if self.copies.on_the_way() >= ON_THE_WAY_MAX {
                 return Ok(Turn::Wait(None));
             }
             match self.rounds.next(now) {
                 Next::Send(run) => {
-                    let order = CopyOrder { pages: pages_of(run), to: self.copies_for(line)? };
-                    self.outstanding += run.count().0;
-                    self.on_the_way += run.count().bytes().0;
-                    self.engine.send(Command::CopyOut(order));
+                    self.copies.order(&self.engine, line, run, false)?;
                 }
                 Next::Wait(until) => self.wait_until = until,
                 // What is on the way would come behind the stop: it is part of the round, for its rate too.
-                Next::RoundEnd if self.outstanding > 0 || self.on_the_way > 0 => return Ok(Turn::Wait(None)),
+                Next::RoundEnd if self.copies.is_busy() => return Ok(Turn::Wait(None)),
                 Next::RoundEnd => {
                     let round = self.rounds.end_round(now);
                     line.end_round(round);
@@ -237,7 +252,8 @@ impl Copying {
         ensure!(protected_at >= self.protected_at, "the VM's clock of direct I/O goes backwards");
         self.protected_at = protected_at;
         let mut written = PageMap::empty(self.pages);
-        add(&mut written, &look)?;
+        add(&mut written, &look.written)?;
+        self.handed_over.remove_all(&written);
         self.rounds.written(&written, protected_at);
         self.rounds.set_oldest_io(IoEpoch(look.oldest_io));
         Ok(match self.rounds.decide(now) {
@@ -254,32 +270,30 @@ impl Copying {
             Step::GiveUp(why) => Some(Turn::GiveUp(why.to_string())),
         })
     }
+}
 
-    /// Where the engine puts copies for this connection. A thread hands them on.
-    fn copies_for(&mut self, line: &Line) -> Result<Sender<Copied>> {
-        if let Some((no, copies)) = &self.copies
-            && *no == line.no
-        {
-            return Ok(copies.clone());
-        }
-        let (copies, copied) = channel();
-        let (inputs, no) = (self.inputs.clone(), line.no);
-        let hand_on = move || copied.into_iter().all(|copy| inputs.send(Input::Copied(no, copy)).is_ok());
-        thread::Builder::new().name("move-copies".into()).spawn(hand_on).context("start a thread")?;
-        self.copies = Some((no, copies.clone()));
-        Ok(copies)
-    }
+/// The chunks of the VM such that the hottest get the DRAM of the destination, which what comes first gets.
+///
+/// # Errors
+/// The engine does not say.
+pub fn hot_first(engine: &Handle, pages: PageCount, dram: PageCount) -> Result<Vec<ChunkIdx>> {
+    let order = engine.chunk_order().map_err(|why| anyhow!("it cannot be told what is hot: {why}"))?;
+    let order = order.into_dram(dram.chunks_floor());
+    let mut all = order.clone();
+    all.sort_unstable();
+    ensure!(all.into_iter().eq(pages.chunks_ceil().iter()), "the engine knows of other chunks than the VM has");
+    Ok(order)
 }
 
 fn look(engine: &Handle) -> Result<Look> {
     engine.look_for_writes().map_err(|why| anyhow!("it cannot be told what the VM writes: {why}"))
 }
 
-/// Adds what was written.
-fn add(map: &mut PageMap, look: &Look) -> Result<()> {
-    for (chunk, pages) in &look.written {
+/// Adds what the engine says of pages.
+fn add(map: &mut PageMap, found: &[(ChunkIdx, PageSet)]) -> Result<()> {
+    for (chunk, pages) in found {
         let is_there = chunk.0 < map.pages().chunks_ceil().0 && map.valid(*chunk).contains_all(*pages);
-        ensure!(is_there, "pages were written that the VM does not have");
+        ensure!(is_there, "the engine knows of pages that the VM does not have");
         map.insert_in(*chunk, *pages);
     }
     Ok(())

@@ -4,6 +4,8 @@
 //! record has the operation, and nobody else sends for this attempt. What takes long and may be waited for by nobody (calls, the
 //! stop of the VM, networks) has threads of its own, which say here what came of it.
 
+mod tail;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -14,12 +16,13 @@ use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, ErrorCode};
 use pagoda_core::stats::Metric;
 use pagoda_core::units::Bytes;
-use pagoda_move::note::Note;
+use pagoda_move::arrival::map_parts;
+use pagoda_move::note::{Note, Owned};
 use pagoda_move::owner::{Action, End, Source, SourceEvent};
 use pagoda_move::rounds::Settings;
 use pagoda_move::units::{ConnectionNo, Generation, Moment, RoundNo};
-use pagoda_move::wire::control::MapPart;
 use pagoda_move::wire::limits::STATE_CHUNK_MAX;
+use pagoda_move::wire::offer::Capabilities;
 use pagoda_move::wire::{Control, PROTOCOL_VERSION};
 use pagoda_pager::handle::Command;
 
@@ -31,6 +34,8 @@ use super::line::{Called, Line};
 use super::progress::{Ended, Progress};
 use super::shown::{self, Stage};
 use super::standing::Outcome;
+use super::tail::Tail;
+use crate::moves::capabilities::OURS;
 use crate::moves::channel::Connection;
 use crate::moves::claims::Claim;
 use crate::moves::notes::Notes;
@@ -52,6 +57,8 @@ pub struct Begun {
     pub called: Called,
     pub guest: Guest,
     pub notes: Notes,
+    /// What its note told of before. None for one of an earlier daemon.
+    pub owned: Option<Owned>,
     /// None for one of an earlier daemon.
     pub offer: Option<(Offer, Settings)>,
     pub progress: Arc<Mutex<Progress>>,
@@ -68,38 +75,58 @@ pub struct Driver {
     began: Instant,
     line: Option<Line>,
     connections: u32,
+    /// What both hosts can do, once the destination has said so.
+    agreed: Capabilities,
     is_over: Arc<AtomicBool>,
     /// On the VM's note, until the move is over.
     claim: Option<Claim>,
     copying: Option<Copying>,
+    /// The VM's remote tier is handed over, and the destination gets its map.
+    hands_over: bool,
+    /// Once the VM runs at its destination and lacks pages there, or may.
+    tail: Option<Tail>,
     wait_until: Option<Moment>,
     /// QEMU's, once it is saved.
     state: Option<Vec<u8>>,
     still_since: Option<QemuTime>,
     downtime: Option<Duration>,
     shown: Option<Instant>,
+    /// When the destination was heard of, or was reminded.
+    heard: Instant,
     /// Why there is no connection.
     unreachable: Option<String>,
     /// Why it is given up: the first reason counts.
     why: Option<(ErrorCode, String)>,
 }
 
+/// Before the first connection of this daemon's. A destination takes nothing from a connection whose number is smaller than one that it
+/// knows, and how many there were before a restart is not noted. It was less than one a second.
+fn first_connection(stage: Stage) -> u32 {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    if stage == Stage::Granted { seconds as u32 } else { 0 }
+}
+
 impl Driver {
     pub fn new(registry: &Arc<Registry>, begun: Begun, claim: Claim) -> Driver {
+        let connections = first_connection(begun.stage);
         Driver {
             registry: Arc::clone(registry),
             begun,
             began: Instant::now(),
             line: None,
-            connections: 0,
+            connections,
+            agreed: Capabilities::default(),
             is_over: Arc::default(),
             claim: Some(claim),
             copying: None,
+            hands_over: false,
+            tail: None,
             wait_until: None,
             state: None,
             still_since: None,
             downtime: None,
             shown: None,
+            heard: Instant::now(),
             unreachable: None,
             why: None,
         }
@@ -149,34 +176,46 @@ impl Driver {
         }
         match input {
             Input::Connected(connection) => self.connected(connection),
+            Input::Unreachable(error) if crate::hosts::is_distrust(&error) && !self.begun.owner.is_granted() => {
+                self.cancel("its destination does not trust this host any more");
+            }
             Input::Unreachable(error) => self.unreachable = Some(in_full(&error)),
             Input::LinkDown(no, why) if self.is_current(no) => self.lost(why),
-            Input::Received(no, message) if self.is_current(no) => self.receive(&message),
-            Input::LinkDown(..) | Input::Received(..) => {}
-            Input::Copied(no, copied) => {
-                if let (Some(copying), Some(line)) = (&mut self.copying, &self.line)
-                    && let Err(error) = copying.copied(no, copied, line)
-                {
-                    self.give_up(in_full(error.as_ref()));
-                }
+            Input::Received(no, message, permit) if self.is_current(no) => {
+                self.receive(&message);
+                drop(permit);
             }
-            Input::Sent { connection, bytes, spared } => {
+            Input::LinkDown(..) | Input::Received(..) => {}
+            Input::Copied(no, copied) => self.copied(no, copied, false),
+            Input::Demanded(no, copied) => self.copied(no, copied, true),
+            Input::Sent { connection, gone } => {
                 if let Some(copying) = &mut self.copying {
-                    copying.sent(connection, bytes, spared);
+                    copying.sent(connection, gone);
                 }
             }
             Input::Stopped(outcome) => self.stopped(outcome),
-            Input::Order(Order::Cancel) => {
-                if !self.begun.owner.is_granted() {
-                    self.note_why(ErrorCode::GivenUp, "its user has cancelled it".to_owned());
-                }
-                self.event(SourceEvent::Cancel);
+            Input::Order(Order::Cancel) => self.cancel("its user has cancelled it"),
+            // What was said last is sent before the streams end.
+            Input::Order(Order::Untrusted) if !self.begun.owner.is_granted() => {
+                self.cancel("its destination is not trusted any more");
             }
+            Input::Order(Order::Untrusted) if self.line.is_some() => {
+                self.lost("this host does not trust it any more".to_owned());
+            }
+            Input::Order(Order::Untrusted) => {}
             Input::Order(Order::Resolve) => {
                 tracing::warn!(vm = %self.begun.called.vm, "an operator says that the destination of its move is gone for good");
                 self.event(SourceEvent::Resolve);
             }
         }
+    }
+
+    /// After the grant the destination is asked for the VM.
+    fn cancel(&mut self, why: &str) {
+        if !self.begun.owner.is_granted() {
+            self.note_why(ErrorCode::GivenUp, why.to_owned());
+        }
+        self.event(SourceEvent::Cancel);
     }
 
     fn is_current(&self, no: ConnectionNo) -> bool {
@@ -199,6 +238,7 @@ impl Driver {
         match Line::open(ConnectionNo(no), connection, attempt, round, &self.begun.own) {
             Ok(line) => {
                 self.line = Some(line);
+                self.let_compress();
                 self.unreachable = None;
                 self.greet();
                 self.event(SourceEvent::LinkUp);
@@ -219,9 +259,19 @@ impl Driver {
         if let Some(copying) = &mut self.copying {
             copying.lost_link();
         }
+        if let Some(tail) = &mut self.tail {
+            tail.lost_link();
+        }
         self.event(SourceEvent::LinkDown);
         if !self.begun.owner.is_over() {
             self.call();
+        }
+    }
+
+    /// Pages may be compressed, if the destination has said that it unpacks them.
+    fn let_compress(&self) {
+        if let Some(line) = self.line.as_ref().filter(|_| self.agreed.has(Capabilities::LZ4)) {
+            line.let_compress(self.begun.offer.as_ref().and_then(|(_, settings)| settings.bandwidth_max));
         }
     }
 
@@ -258,15 +308,18 @@ impl Driver {
         if message.attempt() != offered.attempt {
             return;
         }
+        self.heard = Instant::now();
         match message {
             Control::Welcome(welcome) if self.begun.stage == Stage::Greeting => {
-                if welcome.protocol != PROTOCOL_VERSION || welcome.capabilities.0 != 0 {
+                if welcome.protocol != PROTOCOL_VERSION || !OURS.has(welcome.capabilities) {
                     return self.give_up("the destination wants what this host has not offered".to_owned());
                 }
+                self.agreed = welcome.capabilities;
+                self.let_compress();
                 self.begun.stage = Stage::Reserving;
                 self.reserve();
             }
-            Control::Reserved { .. } if self.begun.stage == Stage::Reserving => self.own_all(),
+            Control::Reserved { .. } if self.begun.stage == Stage::Reserving => self.offer(),
             Control::RoundKept { round, .. } => {
                 let has_all = self.copying.as_mut().is_some_and(|copying| copying.kept(*round));
                 if has_all {
@@ -293,6 +346,21 @@ impl Driver {
                 );
                 self.note_why(ErrorCode::NoRoom, why);
             }
+            Control::Missing { part, .. } if self.tail.is_some() || self.begun.owner.is_granted() => {
+                if let Err(error) = self.take_map(part) {
+                    return self.lost(in_full(error.as_ref()));
+                }
+            }
+            Control::Demand { runs, .. } => {
+                if let Some(tail) = &mut self.tail {
+                    tail.demand(runs);
+                }
+            }
+            Control::Kept { runs, .. } => {
+                if let Some(tail) = &mut self.tail {
+                    tail.kept(runs);
+                }
+            }
             Control::Forgotten { .. } => {
                 self.note_why(ErrorCode::GivenUp, format!("{} knows nothing of it any more", self.to()));
             }
@@ -307,6 +375,30 @@ impl Driver {
 
     fn shown(&self) -> std::sync::MutexGuard<'_, Progress> {
         self.begun.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on the destination may come to have all of the VM: the note tells of that, and of nobody else.
+    fn offer(&mut self) {
+        let note = Note::Owned(Owned::Offered(self.begun.owner.offered()));
+        match self.begun.notes.write(&self.begun.called.vm, Some(note)) {
+            Ok(()) => self.own_all(),
+            Err(error) => self.give_up(format!("note whom it is offered to: {}", in_full(error.as_ref()))),
+        }
+    }
+
+    /// The note of a VM that stays, once the machine has said its last word: a destination that was not sent the VM's state cannot run it.
+    fn note_stay(&self) {
+        let note = match (self.begun.guest.is_here(), self.begun.owned) {
+            // It has ended, and the next VM of its name is another one.
+            (false, _) => None,
+            (true, Some(owned)) if self.state.is_none() && self.begun.stage != Stage::Greeting => {
+                Some(Note::Owned(owned))
+            }
+            (true, _) => return,
+        };
+        if let Err(error) = self.begun.notes.write(&self.begun.called.vm, note) {
+            tracing::warn!(vm = %self.begun.called.vm, "note that it stays: {}", in_full(error.as_ref()));
+        }
     }
 
     /// What the VM borrows of a snapshot's template is copied by nobody.
@@ -331,7 +423,12 @@ impl Driver {
             return;
         }
         let (no, own) = (ConnectionNo(self.connections), &self.begun.own);
-        match Copying::begin(&engine, *settings, offer.pages(), no, own, self.now()) {
+        let size = (offer.pages(), offer.room.dram.pages_floor());
+        self.hands_over = match self.begun.guest.hold_tier() {
+            Ok(hands_over) => hands_over,
+            Err(error) => return self.give_up(in_full(error.as_ref())),
+        };
+        match Copying::begin(&engine, *settings, size, no, own, self.now()) {
             Ok(copying) => {
                 self.copying = Some(copying);
                 self.begun.stage = Stage::Copying;
@@ -359,12 +456,14 @@ impl Driver {
             self.event(SourceEvent::QemuDied);
         }
         self.begin_rounds();
+        self.remind();
         self.show();
     }
 
     fn pump(&mut self) {
         let now = self.now();
         self.wait_until = None;
+        self.pump_tail();
         if self.begun.owner.is_granted() || self.begun.owner.is_over() {
             return;
         }
@@ -397,17 +496,29 @@ impl Driver {
         }
     }
 
-    /// The map of what is missing, which is empty, and QEMU's state. With the rounds until this one it is all that the VM needs.
-    fn send_state(&self, round: RoundNo) {
+    /// The map of what is missing and QEMU's state. With the rounds until this one it is all that the VM needs.
+    fn send_state(&mut self, round: RoundNo) {
         let attempt = self.begun.owner.offered().attempt;
-        let Some(state) = &self.state else { return };
-        self.send(&Control::Missing { attempt, part: MapPart { chunks: Vec::new(), last: true } });
+        let (Some(state), Some(copying)) = (&self.state, &self.copying) else { return };
+        for part in map_parts(copying.missing()) {
+            self.send(&Control::Missing { attempt, part });
+        }
+        if self.hands_over {
+            self.begun.guest.name_pages_of_tier();
+            for part in map_parts(copying.handed_over()) {
+                self.send(&Control::RemoteMap { attempt, part });
+            }
+        }
         let mut offset = 0;
         for part in state.chunks(STATE_CHUNK_MAX) {
             self.send(&Control::State { attempt, offset: Bytes(offset), bytes: part.to_vec() });
             offset += part.len() as u64;
         }
         self.send(&Control::StateEnd { attempt, total: Bytes(offset), round });
+        let missing = copying.missing().clone();
+        if !missing.is_empty() {
+            self.begin_tail(Some(missing));
+        }
     }
 
     fn note_why(&mut self, code: ErrorCode, why: String) {
@@ -449,7 +560,7 @@ impl Driver {
                 Action::Run => self.let_run(),
                 Action::Discard => {
                     self.show();
-                    self.copying = None;
+                    (self.copying, self.tail) = (None, None);
                     self.begun.guest.discard();
                 }
                 // No attempt of this host has an arbiter.
@@ -486,7 +597,7 @@ impl Driver {
 
     /// The machine says that the VM is this host's. If it does not run at once, the end of the move waits for that.
     fn let_run(&mut self) {
-        self.copying = None;
+        (self.copying, self.tail) = (None, None);
         while self.begun.guest.is_stopping() {
             // A state that is being saved cannot be called back. It has a deadline.
             match self.begun.inputs.recv() {
@@ -508,6 +619,7 @@ impl Driver {
         }
         if matches!(end, End::GivenUp | End::CameBack | End::Crashed) {
             self.begun.guest.stay();
+            self.note_stay();
         }
         self.show();
         self.shown().phase = "over";
@@ -524,12 +636,14 @@ impl Driver {
     fn show(&self) {
         let rounds = self.copying.as_ref().map(|copying| copying.progress(self.now()));
         let phase = match &self.begun.owner {
-            owner if owner.serves() => "moved",
+            owner if owner.serves() && self.tail.is_some() => "postcopy",
+            owner if owner.is_theirs() => "moved",
             owner if owner.is_granted() => "granted",
             _ => shown::phase(self.begun.stage, rounds.as_ref()),
         };
         let mut shown = self.shown();
         (shown.phase, shown.elapsed, shown.downtime) = (phase, self.began.elapsed(), self.downtime);
         shown::update(&mut shown, rounds.as_ref(), self.unreachable.as_deref());
+        self.show_tail(&mut shown, rounds.map_or(Bytes::ZERO, |rounds| rounds.sent));
     }
 }

@@ -22,13 +22,17 @@ use super::standing::{Outcome, Standing};
 use crate::moves::start;
 use crate::qmp::Monitor;
 use crate::qmp::state::{RunState, run_state, undo};
+use crate::record::Record;
 use crate::registry::Registry;
 use crate::registry::operation::ImageThen;
+use crate::remote::{Dirs, handover};
 
 /// Between two tries to let it run at first, and later. It is tried for as long as it lives.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_LATER: Duration = Duration::from_secs(30);
 const TRIES: u32 = 12;
+/// How long writes to its remote tier are waited for when the move begins. Pages that are there are copied otherwise.
+const HOLD_MAX: Duration = Duration::from_secs(1);
 /// How long QEMU may take to end when it is told to. Then it is killed.
 const QUIT_MAX: Duration = Duration::from_secs(10);
 /// Between two looks.
@@ -55,6 +59,8 @@ pub struct Guest {
     here: Option<(VmId, Arc<Monitor>, (u32, u64))>,
     /// It runs, unless the move has stopped it.
     runs: bool,
+    /// By QMP `stop`: it may have been given away without its state (`superseded.rs`).
+    may_be_paused: bool,
     stand: Stand,
 }
 
@@ -62,10 +68,17 @@ impl Guest {
     /// One that has not been stopped.
     pub fn new(registry: &Arc<Registry>, name: &str, id: VmId, runs: bool) -> Guest {
         let here = registry.find_by_id(id, |vm| (id, Arc::clone(&vm.qmp), vm.record.pid));
-        Guest { registry: Arc::clone(registry), name: name.to_owned(), here, runs, stand: Stand::Runs }
+        Guest {
+            registry: Arc::clone(registry),
+            name: name.to_owned(),
+            here,
+            runs,
+            may_be_paused: false,
+            stand: Stand::Runs,
+        }
     }
 
-    /// What an earlier daemon has left of one that it had given away.
+    /// One that was given away, by an earlier daemon or because its destination runs it.
     pub fn left(registry: &Arc<Registry>, name: &str) -> Guest {
         let found = {
             let vms = registry.lock();
@@ -76,7 +89,14 @@ impl Guest {
         };
         let runs = found.as_ref().is_some_and(|(_, runs)| *runs);
         let here = found.map(|(here, _)| here);
-        Guest { registry: Arc::clone(registry), name: name.to_owned(), here, runs, stand: Stand::Left }
+        Guest {
+            registry: Arc::clone(registry),
+            name: name.to_owned(),
+            here,
+            runs,
+            may_be_paused: true,
+            stand: Stand::Left,
+        }
     }
 
     /// Its QEMU has not ended.
@@ -132,14 +152,61 @@ impl Guest {
     /// It has not, or nobody can tell: it must not be given away.
     pub fn check_still(&self) -> Result<()> {
         match &self.stand {
-            Stand::Still(standing, _) => standing.check(),
-            Stand::Left => Ok(()),
+            Stand::Still(standing, _) => {
+                standing.check()?;
+                self.record().map_or(Ok(()), |record| handover::let_go(&record))
+            }
+            // It is another host's already, and so is its tier.
+            Stand::Left => {
+                if let Some(record) = self.record() {
+                    handover::lose(&record);
+                }
+                Ok(())
+            }
             Stand::Runs | Stand::Stopping(_) => anyhow::bail!("it does not stand still"),
         }
     }
 
+    fn record(&self) -> Option<Record> {
+        let (id, ..) = self.here.as_ref()?;
+        self.registry.find_by_id(*id, |vm| vm.record.clone())
+    }
+
+    /// Its remote tier is handed over: nothing in it changes from now on. `false`: it has none, or that is copied.
+    ///
+    /// # Errors
+    /// Nobody owns the tier here.
+    pub fn hold_tier(&self) -> Result<bool> {
+        let record = self.record().context("it has ended")?;
+        handover::hold(&record)?;
+        let is_handed_over = handover::handed_over(&record).is_some();
+        if let Some(engine) = self.engine().filter(|_| is_handed_over) {
+            // The engine looks.
+            engine.send(Command::Refresh);
+            let deadline = Instant::now() + HOLD_MAX;
+            while !handover::is_still(&record) && Instant::now() < deadline {
+                thread::sleep(LOOK);
+            }
+        }
+        Ok(is_handed_over)
+    }
+
+    /// Its destination is told now what is in its tier.
+    pub fn name_pages_of_tier(&self) {
+        if let Some(record) = self.record() {
+            handover::name_pages(&record);
+        }
+    }
+
+    /// It stays here, and so does its tier.
+    fn own_tier(&self) {
+        let (Some(record), Some(engine)) = (self.record(), self.engine()) else { return };
+        handover::own(&Dirs::of(&self.registry.config), &record, move || engine.send(Command::Refresh));
+    }
+
     /// Lets it run, if it ran before. Whether that is done; if not, it is to be tried again.
     pub fn let_run(&mut self) -> bool {
+        self.own_tier();
         let tried = match std::mem::replace(&mut self.stand, Stand::Left) {
             Stand::Runs => Ok(()),
             // Its user lets it run (`pagoda vm cont`).
@@ -163,7 +230,11 @@ impl Guest {
     fn undo(&self) -> Result<()> {
         let Some((id, qmp, _)) = self.here.as_ref().filter(|_| self.is_here()) else { return Ok(()) };
         let gate = self.registry.gate_of(*id).context("the agent in its process is away")?;
-        let paused: &[RunState] = if self.runs && !self.is_stalled() { &[RunState::PostMigrate] } else { &[] };
+        let paused: &[RunState] = match (self.runs && !self.is_stalled(), self.may_be_paused) {
+            (false, _) => &[],
+            (true, false) => &[RunState::PostMigrate],
+            (true, true) => &[RunState::PostMigrate, RunState::Paused],
+        };
         undo(qmp, &gate, paused)
     }
 

@@ -12,12 +12,12 @@ use pagoda_api::in_full;
 use pagoda_link::hosts::{Host, Hosts};
 use pagoda_link::{Cutter, Keypair, LinkError, PublicKey};
 use pagoda_move::map::PageRun;
-use pagoda_move::units::{AttemptId, ConnectionNo, HostKey, RoundNo};
+use pagoda_move::units::{AttemptId, ConnectionNo, HostKey, Rate, RoundNo};
 use pagoda_move::wire::data::stream_of;
 use pagoda_move::wire::{Control, Data};
 use pagoda_pager::handle::Copied;
 
-use super::input::Input;
+use super::input::{Input, Permits};
 use super::pages::{self, Item};
 use crate::moves::channel::{self, Connection, ControlReceiver, ControlSender, DataSender, STREAMS};
 
@@ -64,10 +64,27 @@ impl Line {
         let _ = self.control.send(message);
     }
 
+    /// Pages may be compressed from now on, for the destination unpacks them. `cap`: what all streams may send together, if that is
+    /// limited.
+    pub fn let_compress(&self, cap: Option<Rate>) {
+        let cap = cap.map(|cap| Rate(cap.0 / self.streams.len().max(1) as u64));
+        for stream in &self.streams {
+            let _ = stream.send(Item::Compress { cap });
+        }
+    }
+
     /// Copies go behind everything else of their chunk.
     pub fn send_pages(&self, copied: Copied, is_fresh: bool) {
         let stream = stream_of(copied.pages.chunk, self.streams.len() as u16);
         let _ = self.streams[usize::from(stream)].send(Item::Pages { copied, is_fresh });
+    }
+
+    /// Pages of a tail, which may go by any stream. What a thread waits for has the last one for itself.
+    pub fn send_tail(&self, copied: Copied, is_demanded: bool) {
+        let (last, others) = self.streams.split_last().expect("a line has streams");
+        let stream = others.get(stream_of(copied.pages.chunk, others.len().max(1) as u16) as usize);
+        let stream = stream.filter(|_| !is_demanded).unwrap_or(last);
+        let _ = stream.send(Item::Pages { copied, is_fresh: false });
     }
 
     /// The round ends behind all that was given to this line.
@@ -88,7 +105,7 @@ fn serve(no: ConnectionNo, sender: DataSender, inputs: Sender<Input>) -> std::io
     let (give, items) = channel();
     let run = move || {
         let report = |gone: pages::Gone| {
-            let _ = inputs.send(Input::Sent { connection: no, bytes: gone.bytes, spared: gone.spared });
+            let _ = inputs.send(Input::Sent { connection: no, gone });
         };
         if let Err(error) = pages::send_all(sender, &items, report) {
             let _ = inputs.send(Input::LinkDown(no, in_full(&error)));
@@ -99,9 +116,10 @@ fn serve(no: ConnectionNo, sender: DataSender, inputs: Sender<Input>) -> std::io
 }
 
 fn read(no: ConnectionNo, mut receiver: ControlReceiver, inputs: &Sender<Input>) {
+    let permits = Permits::default();
     loop {
         let input = match receiver.receive() {
-            Ok(message) => Input::Received(no, message),
+            Ok(message) => Input::Received(no, message, permits.take()),
             Err(error) => Input::LinkDown(no, in_full(&error)),
         };
         let is_last = matches!(input, Input::LinkDown(..));

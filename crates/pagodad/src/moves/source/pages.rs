@@ -1,14 +1,21 @@
-//! Pages on their way into a data stream: copies of the engine's become frames, in the order in which they come.
+//! Pages on their way into a data stream: copies of the engine's become frames, in the order in which they come. Pages of zeros are
+//! named. The others are compressed where that pays ([`packing`]), on the stream's own thread.
+
+mod packer;
+mod packing;
 
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Instant;
 
 use pagoda_core::bits::Run;
 use pagoda_core::units::PAGE_SIZE;
 use pagoda_move::map::PageRun;
-use pagoda_move::units::RoundNo;
+use pagoda_move::units::{Rate, RoundNo};
 use pagoda_move::wire::{Codec, Data, RunKind};
 use pagoda_pager::handle::{Content, Copied};
 
+use self::packer::Packer;
+use self::packing::Sent;
 use crate::moves::channel::{ChannelError, DataSender};
 
 const PAGE: usize = PAGE_SIZE as usize;
@@ -16,6 +23,10 @@ const PAGE: usize = PAGE_SIZE as usize;
 /// What goes into a stream.
 #[derive(Debug)]
 pub enum Item {
+    /// Pages may be compressed from now on. The stream may send so much, if that is limited.
+    Compress {
+        cap: Option<Rate>,
+    },
     /// Copies. The destination has had nothing of this VM before if it `is_fresh`, so it has zeros.
     Pages {
         copied: Copied,
@@ -24,11 +35,21 @@ pub enum Item {
     RoundEnd(RoundNo),
 }
 
-/// What has gone into it: bytes of pages, and those of them that were named only.
+/// What has gone into it: bytes of pages, those of them that were named only, and by how many bytes compression has made the others
+/// smaller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gone {
     pub bytes: u64,
-    pub spared: u64,
+    pub zeros: u64,
+    pub saved: u64,
+}
+
+impl Gone {
+    /// Bytes of pages on the wire.
+    #[cfg(test)]
+    pub const fn wire(&self) -> u64 {
+        self.bytes - self.zeros - self.saved
+    }
 }
 
 /// Sends until nobody gives it anything more.
@@ -40,6 +61,7 @@ pub fn send_all(
     items: &Receiver<Item>,
     mut report: impl FnMut(Gone),
 ) -> Result<(), ChannelError> {
+    let mut packer = Packer::off();
     loop {
         let item = match items.try_recv() {
             Ok(item) => item,
@@ -53,27 +75,39 @@ pub fn send_all(
             }
         };
         match item {
-            Item::RoundEnd(round) => sender.send(&Data::RoundEnd { round })?,
-            Item::Pages { copied, is_fresh } => report(send_pages(&copied, is_fresh, |data| sender.send(data))?),
+            Item::Compress { cap } => packer.begin(cap),
+            Item::RoundEnd(round) => {
+                sender.send(&Data::RoundEnd { round })?;
+                packer.note_gap();
+            }
+            Item::Pages { copied, is_fresh } => {
+                report(send_pages(&copied, is_fresh, &mut packer, |data| sender.send(data))?);
+            }
         }
     }
 }
 
 /// Gives the frames of some pages to `send`.
-fn send_pages<E>(copied: &Copied, is_fresh: bool, mut send: impl FnMut(&Data<'_>) -> Result<(), E>) -> Result<Gone, E> {
+fn send_pages<E>(
+    copied: &Copied,
+    is_fresh: bool,
+    packer: &mut Packer,
+    mut send: impl FnMut(&Data<'_>) -> Result<(), E>,
+) -> Result<Gone, E> {
     let pages = PageRun { chunk: copied.pages.chunk, run: copied.pages.run };
     let bytes = u64::from(pages.run.len) * PAGE_SIZE;
-    let mut gone = Gone { bytes, spared: 0 };
+    let mut gone = Gone { bytes, ..Gone::default() };
     let content = match &copied.content {
         Content::Bytes(content) => content,
         Content::Zeros => {
             if !is_fresh {
                 send(&Data::Run { pages, kind: RunKind::Zero })?;
             }
-            return Ok(Gone { bytes, spared: bytes });
+            return Ok(Gone { zeros: bytes, ..gone });
         }
         // Whoever orders copies does not hand it on.
         Content::Failed(why) => panic!("pages that could not be read: {why}"),
+        Content::HandedOver => panic!("pages of a tier that is handed over"),
     };
     let each: Vec<&[u8]> = content.chunks(PAGE).collect();
     assert_eq!((each.len(), content.len() % PAGE), (pages.run.len.into(), 0), "content of another size than its pages");
@@ -83,9 +117,9 @@ fn send_pages<E>(copied: &Copied, is_fresh: bool, mut send: impl FnMut(&Data<'_>
         let run = PageRun { chunk: pages.chunk, run: Run { start, len: same.len() as u16 } };
         let content = &content[at * PAGE..(at + same.len()) * PAGE];
         if !is_zero(same[0]) {
-            send(&Data::Run { pages: run, kind: RunKind::Content(Codec::Raw, content) })?;
+            gone.saved += send_content(run, content, packer, &mut send)?;
         } else {
-            gone.spared += content.len() as u64;
+            gone.zeros += content.len() as u64;
             if !is_fresh {
                 send(&Data::Run { pages: run, kind: RunKind::Zero })?;
             }
@@ -93,6 +127,24 @@ fn send_pages<E>(copied: &Copied, is_fresh: bool, mut send: impl FnMut(&Data<'_>
         at += same.len();
     }
     Ok(gone)
+}
+
+/// Compressed if that pays. By how many bytes it is smaller then.
+fn send_content<E>(
+    pages: PageRun,
+    content: &[u8],
+    packer: &mut Packer,
+    send: &mut impl FnMut(&Data<'_>) -> Result<(), E>,
+) -> Result<u64, E> {
+    let began = Instant::now();
+    let packed = packer.pack(content);
+    let packed_at = Instant::now();
+    let kind = packed.map_or(RunKind::Content(Codec::Raw, content), |block| RunKind::Content(Codec::Lz4, block));
+    let wire = packed.map_or(content.len(), <[u8]>::len) as u64;
+    send(&Data::Run { pages, kind })?;
+    let content = content.len() as u64;
+    packer.note(Sent { content, wire, packing: packed_at - began, sending: packed_at.elapsed() });
+    Ok(content - wire)
 }
 
 fn is_zero(page: &[u8]) -> bool {
@@ -110,7 +162,7 @@ mod tests {
     fn sent(content: Content, is_fresh: bool) -> (Vec<(Run, u8)>, Gone) {
         let pages = Pages { chunk: CHUNK, run: Run { start: 250, len: 6 } };
         let mut runs = Vec::new();
-        let gone = send_pages(&Copied { pages, content }, is_fresh, |data| {
+        let gone = send_pages(&Copied { pages, content }, is_fresh, &mut Packer::off(), |data| {
             let Data::Run { pages, kind } = data else { panic!("{data:?}") };
             assert_eq!(pages.chunk, CHUNK);
             runs.push(match kind {
@@ -133,15 +185,46 @@ mod tests {
         let page = PAGE_SIZE;
         let (runs, gone) = sent(content([7, 7, 0, 0, 0, 7]), false);
         assert_eq!(runs, [(run(250, 2), 7), (run(252, 3), 0), (run(255, 1), 7)]);
-        assert_eq!(gone, Gone { bytes: 6 * page, spared: 3 * page });
+        assert_eq!(gone, Gone { bytes: 6 * page, zeros: 3 * page, saved: 0 });
         let (runs, gone) = sent(content([0, 7, 7, 7, 7, 0]), true);
-        assert_eq!((runs, gone.spared), (vec![(run(251, 4), 7)], 2 * page));
-        assert_eq!(sent(content([1; 6]), true), (vec![(run(250, 6), 1)], Gone { bytes: 6 * page, spared: 0 }));
+        assert_eq!((runs, gone.zeros), (vec![(run(251, 4), 7)], 2 * page));
+        assert_eq!(sent(content([1; 6]), true), (vec![(run(250, 6), 1)], Gone { bytes: 6 * page, zeros: 0, saved: 0 }));
         // One byte at its end counts.
         let mut last = vec![0; 6 * PAGE];
         last[6 * PAGE - 1] = 1;
         assert_eq!(sent(Content::Bytes(last), false).0, [(run(250, 5), 0), (run(255, 1), 0)]);
         assert_eq!(sent(Content::Zeros, false).0, [(run(250, 6), 0)]);
-        assert_eq!(sent(Content::Zeros, true), (vec![], Gone { bytes: 6 * page, spared: 6 * page }));
+        assert_eq!(sent(Content::Zeros, true), (vec![], Gone { bytes: 6 * page, zeros: 6 * page, saved: 0 }));
+    }
+
+    #[test]
+    fn pages_are_compressed_where_both_hosts_can_and_it_makes_them_smaller() {
+        let mut chance = pagoda_core::chance::Chance::new(1);
+        let noise: Vec<u8> = (0..PAGE * 32).map(|_| chance.within(0, 255) as u8).collect();
+        let mut packer = Packer::off();
+        let send = |packer: &mut Packer, content: Vec<u8>| {
+            let len = (content.len() / PAGE) as u16;
+            let copied =
+                Copied { pages: Pages { chunk: CHUNK, run: Run { start: 0, len } }, content: Content::Bytes(content) };
+            let mut codecs = Vec::new();
+            let gone = send_pages(&copied, false, packer, |data| {
+                let Data::Run { kind: RunKind::Content(codec, bytes), .. } = data else { panic!("{data:?}") };
+                codecs.push((*codec, bytes.len() as u64));
+                Ok::<_, std::convert::Infallible>(())
+            });
+            let gone = gone.unwrap();
+            let [(codec, wire)] = codecs[..] else { panic!("{codecs:?}") };
+            assert_eq!((gone.wire(), gone.zeros), (wire, 0));
+            (codec, gone.saved)
+        };
+        let text = |pages: usize| (0..pages * PAGE).map(|at| (at / 7) as u8).collect::<Vec<u8>>();
+        assert_eq!(send(&mut packer, text(32)), (Codec::Raw, 0));
+        packer.begin(None);
+        for pages in [1, 3, 32] {
+            let (codec, saved) = send(&mut packer, text(pages));
+            assert!(codec == Codec::Lz4 && saved > (pages * PAGE / 3) as u64, "{codec:?}, {saved}");
+        }
+        assert_eq!(send(&mut packer, noise[..PAGE].to_vec()), (Codec::Raw, 0));
+        assert_eq!(send(&mut packer, noise), (Codec::Raw, 0));
     }
 }

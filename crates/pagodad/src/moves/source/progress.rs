@@ -14,8 +14,12 @@ pub struct Progress {
     pub to: String,
     pub attempt: AttemptId,
     pub phase: &'static str,
-    /// Content of pages, repeated pages counted each time.
+    /// Bytes of pages on the link, repeated pages counted each time.
     pub sent: Bytes,
+    /// Bytes of pages that were named instead of sent.
+    pub spared: Bytes,
+    /// Bytes by which compression has made what was sent smaller.
+    pub saved: Bytes,
     /// To be sent, as far as is known now.
     pub left: Bytes,
     /// The VM's memory.
@@ -44,6 +48,8 @@ impl Progress {
             attempt,
             phase: "greeting",
             sent: Bytes::ZERO,
+            spared: Bytes::ZERO,
+            saved: Bytes::ZERO,
             left: total,
             total,
             round: 0,

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use anyhow::{Context, Result};
 use pagoda_move::rounds::{Mode, OnTimeout, Settings, Slowing};
-use pagoda_move::units::Rate;
+use pagoda_move::units::{AttemptId, Rate};
+
+use crate::random;
 
 /// What a stop, the device state and a start take without any page.
 pub const STOP_COST: Duration = Duration::from_millis(20);
@@ -41,4 +44,13 @@ impl Request {
             slowing_max: Slowing::NONE,
         }
     }
+}
+
+/// The name of an attempt: random, and never 0.
+///
+/// # Errors
+/// The kernel gives no random bytes.
+pub fn new_attempt() -> Result<AttemptId> {
+    let bytes = random::bytes().context("make a name for the attempt")?;
+    Ok(AttemptId((u128::from_le_bytes(bytes) as u64).max(1)))
 }

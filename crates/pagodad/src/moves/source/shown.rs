@@ -43,6 +43,7 @@ pub fn update(shown: &mut Progress, rounds: Option<&rounds::Progress>, unreachab
     };
     if let Some(rounds) = rounds {
         (shown.sent, shown.left, shown.round) = (rounds.sent, rounds.left.bytes(), rounds.round.0);
+        (shown.spared, shown.saved) = (rounds.spared, rounds.saved);
         (shown.rate, shown.written_rate) = (rounds.rate, rounds.written_rate);
         (shown.eta, shown.expected_downtime) = (rounds.remaining, rounds.expected_downtime);
     }
@@ -66,7 +67,7 @@ pub const fn reason_of(end: End) -> &'static str {
         End::GivenUp => "the destination did not have all of it in time, or was away for too long",
         End::CameBack => "the destination has refused it, or an operator has taken it back",
         End::Crashed => "its QEMU has ended",
-        End::Superseded => "it runs at the destination, by an operator's decision",
+        End::Superseded => "an operator has let the destination take it over, where it runs; what was here is ended",
         End::Lost => "an operator has given it up",
     }
 }

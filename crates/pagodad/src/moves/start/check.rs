@@ -157,7 +157,7 @@ mod tests {
         check(ME, MovesConfig { users: vec![], ..config() }, Launch { uid: 0, gid: 0, ..launch() }, "as another one");
         let own = Launch { uid: 1000, gid: 1000, ..launch() };
         check(ME, config(), own, "user 1000, who is not among");
-        for cwd in ["", ".", "/tmpx", "/tmp/../etc"] {
+        for cwd in ["", ".", "/tmpx", "/tmp-evil", "/tmp/../etc", "/tmp/../..", "/tmp/vms/../.."] {
             check(ROOT, config(), Launch { cwd: cwd.into(), ..launch() }, "not below one of paths");
         }
         check(ROOT, MovesConfig { paths: vec![], ..config() }, launch(), "not below one of paths");

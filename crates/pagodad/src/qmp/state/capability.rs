@@ -9,7 +9,7 @@ use crate::qmp::Monitor;
 /// RAM that is a shared file is left out.
 const IGNORE_SHARED: &str = "x-ignore-shared";
 /// Disks are not activated at the end of a load.
-const LATE_ACTIVATION: &str = "late-block-activate";
+pub const LATE_ACTIVATION: &str = "late-block-activate";
 /// QEMU says how far a migration is. It stays on: that harms nobody, and others may rely on it.
 pub const EVENTS: &str = "events";
 
@@ -50,12 +50,24 @@ pub fn keep_ram(monitor: &Monitor, through: Opened<'_>) -> Result<()> {
 /// Has QEMU take the locks of its disks, and write to them, only when the guest is let run, not when its state is loaded: another QEMU
 /// may still have them, and go on with them if this one does not run after all.
 ///
-/// It is for a load. Whatever saves the VM's state later finds it switched off, or refuses.
+/// It is for a load, and stays on until the guest has been let run: so whatever saves the VM's state before that is refused
+/// ([`super::check()`]), also by a later daemon.
 ///
 /// # Errors
 /// QEMU's.
 pub fn leave_disks_alone(monitor: &Monitor, on: bool) -> Result<()> {
     set(monitor, LATE_ACTIVATION, on)
+}
+
+/// The guest has been let run, and QEMU has its disks.
+///
+/// # Errors
+/// QEMU's.
+pub fn disks_are_taken(monitor: &Monitor) -> Result<()> {
+    match all_on(monitor)?.iter().any(|name| name == LATE_ACTIVATION) {
+        true => leave_disks_alone(monitor, false),
+        false => Ok(()),
+    }
 }
 
 fn set(monitor: &Monitor, name: &str, on: bool) -> Result<()> {

@@ -5,7 +5,7 @@ use pagoda_api::in_full;
 use pagoda_image::Qemu;
 use serde_json::{Value, json};
 
-use super::capability::{EVENTS, all_on};
+use super::capability::{EVENTS, LATE_ACTIVATION, all_on};
 use super::progress::{RunState, run_state};
 use crate::qmp::{MigrationStatus, Monitor};
 
@@ -37,7 +37,11 @@ fn state_refusal(monitor: &Monitor) -> Result<Option<String>> {
     Ok(match run_state(monitor)? {
         RunState::Running | RunState::Paused => None,
         RunState::PostMigrate => {
-            Some("it stands still since its last snapshot or migration: let it run (QMP `cont`) first".to_owned())
+            // QEMU refuses to migrate a guest that it has stopped for a migration, until it has run.
+            Some(
+                "it is paused, and QEMU does not save its state a second time before it has run: `pagoda vm cont` lets it run"
+                    .to_owned(),
+            )
         }
         other => Some(format!("QEMU says that it is {other}: it has to be running or paused")),
     })
@@ -67,7 +71,12 @@ fn migration_refusal(monitor: &Monitor) -> Result<Option<String>> {
 
 fn capabilities_refusal(monitor: &Monitor) -> Result<Option<String>> {
     let mut on = all_on(monitor)?;
-    on.retain(|name| name != EVENTS);
+    // QEMU before 10.0 aborts if it is to give disks away that it has not taken yet.
+    if on.iter().any(|name| name == LATE_ACTIVATION) && run_state(monitor)? != RunState::Running {
+        let why = "it has not run since it came from another host, and QEMU has not taken its disks yet: `pagoda vm cont` lets it run";
+        return Ok(Some(why.to_owned()));
+    }
+    on.retain(|name| name != EVENTS && name != LATE_ACTIVATION);
     Ok((!on.is_empty()).then(|| format!("it is set up for another migration: switch off {}", on.join(", "))))
 }
 

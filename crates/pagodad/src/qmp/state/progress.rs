@@ -61,6 +61,11 @@ fn migration(monitor: &Monitor) -> Result<(MigrationStatus, Option<String>)> {
     Ok((status, text("error-desc").map(str::to_owned)))
 }
 
+/// Whether a migration is under way, whoever began it.
+pub fn is_migrating(monitor: &Monitor) -> Result<bool> {
+    Ok(migration(monitor)?.0 == MigrationStatus::UnderWay)
+}
+
 /// Whether the last migration had all of RAM in it, so that it was none of ours. Each page is counted that was sent, or was found to be
 /// all zero. Where other memory of QEMU's is as large as RAM, this is said of ours too.
 pub fn has_sent_ram(monitor: &Monitor) -> Result<bool> {

@@ -108,8 +108,11 @@ impl Pause<'_> {
     }
 }
 
-/// QEMU refuses it for a moment behind the end of a migration ("not finalized yet").
-fn cont(monitor: &Monitor) -> Result<()> {
+/// Lets the guest run. QEMU refuses it for a moment behind the end of a migration ("not finalized yet").
+///
+/// # Errors
+/// QEMU refuses for longer, or does not answer.
+pub fn cont(monitor: &Monitor) -> Result<()> {
     let deadline = Instant::now() + FINALIZE_WAIT;
     loop {
         match monitor.execute("cont") {

@@ -1,6 +1,6 @@
 //! Against a QEMU of a few lines that misbehaves, and against real ones.
 
-mod fake;
+pub mod fake;
 mod real;
 
 use std::sync::atomic::Ordering;
@@ -164,6 +164,30 @@ fn a_migration_of_somebody_elses_is_left_alone_unless_it_lacks_ram() {
 }
 
 #[test]
+fn a_guest_that_its_user_has_paused_is_known_as_such_after_its_state_was_saved() {
+    let table = [
+        ("running", "none", 0, PauseKind::None),
+        ("paused", "none", 0, PauseKind::Paused),
+        ("paused", "completed", 95, PauseKind::Paused),
+        ("postmigrate", "completed", 20, PauseKind::Saved),
+        ("postmigrate", "cancelled", 20, PauseKind::Saved),
+        ("postmigrate", "active", 20, PauseKind::Elsewhere),
+        ("postmigrate", "completed", 95, PauseKind::Elsewhere),
+        ("inmigrate", "none", 0, PauseKind::None),
+        ("finish-migrate", "active", 20, PauseKind::None),
+        ("shutdown", "none", 0, PauseKind::None),
+    ];
+    for (status, migration, sent_pages, expected) in table {
+        let fake = Fake::new(Way::Well);
+        (fake.model().status, fake.model().migration) = (status.to_owned(), migration);
+        fake.model().sent_pages = sent_pages;
+        assert_eq!(pause_of(&fake.monitor).expect("an answer"), expected, "{status} {migration} {sent_pages}");
+        let is_pause = matches!(expected, PauseKind::Paused | PauseKind::Saved);
+        assert_eq!(is_paused(&fake.monitor), is_pause, "{status} {migration} {sent_pages}");
+    }
+}
+
+#[test]
 fn a_gate_that_does_not_open_changes_nothing() {
     let fake = Fake::new(Way::Well);
     fake.gate.is_stuck.store(true, Ordering::SeqCst);
@@ -188,9 +212,21 @@ fn what_speaks_against_a_snapshot_is_said() {
     contains(refusal(&|qemu| qemu.more = json!({ "blocked-reasons": ["vfio", "nvme"] })), "vfio; nvme");
     contains(refusal(&|qemu| qemu.on = ["xbzrle".to_owned()].into()), "xbzrle");
     contains(refusal(&|qemu| qemu.more = json!({ "mode": "cpr-reboot" })), "cpr-reboot");
+    // QEMU would abort.
+    contains(
+        refusal(&|qemu| {
+            qemu.on.insert("late-block-activate".into());
+            qemu.status = "paused".into();
+        }),
+        "has not run since it came",
+    );
     contains(refusal(&|qemu| qemu.more = json!({ "tls-creds": "tls0" })), "tls-creds");
     let fake = Fake::new(Way::Well);
     fake.model().on.insert("events".into());
+    fake.model().on.insert("late-block-activate".into());
+    check(&fake.monitor).expect("it has run since it came");
+    disks_are_taken(&fake.monitor).expect("switched off");
+    assert_eq!(fake.capabilities(), ["events"]);
     fake.model().migration = "completed";
     fake.model().status = "paused".into();
     check(&fake.monitor).expect("nothing of that is against it");

@@ -15,15 +15,27 @@ use rustix::process::{Pid, Signal, kill_process};
 use vm_tests::control::Control;
 use vm_tests::{Daemon, DaemonOptions, Folios, Guest, GuestOptions, Lab, programs, wait};
 
+use super::network::{Network, address};
+
 /// In a mount namespace of its own: binds the first directory to the second, goes there, and becomes the rest.
 const BECOME: &str = r#"mount --bind "$0" "$1" && cd "$1" && shift && exec "$@""#;
 
 /// Names of the hosts, as the other one calls them.
 const NAMES: [&str; 2] = ["host1", "host2"];
 
+/// Where a host has its files, unless that is all the same.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// A directory that is there, for the daemon's state directory.
+    pub state: Option<PathBuf>,
+    pub swap: Option<PathBuf>,
+}
+
 /// One of the two.
 pub struct Host {
     pub name: &'static str,
+    /// Of the two.
+    pub index: usize,
     pub daemon: Rc<Daemon>,
     /// Its directory of VMs' files, as the test sees it.
     pub files: PathBuf,
@@ -44,12 +56,17 @@ impl Host {
     }
 
     fn address(&self) -> String {
-        address(self.name)
+        address(self.index)
     }
 
     /// Writes the configuration; its daemon reads it when it starts. `moves` is the section of that name.
     pub fn configure(&self, moves: &str) -> Result<()> {
-        let text = format!("[hosts]\nlisten = \"{}\"\n\n[moves]\n{moves}\n", self.address());
+        self.configure_with("", moves)
+    }
+
+    /// The same, with more lines that are in no section.
+    pub fn configure_with(&self, more: &str, moves: &str) -> Result<()> {
+        let text = format!("{more}\n[hosts]\nlisten = \"{}\"\n\n[moves]\n{moves}\n", self.address());
         fs::write(&self.config, text).context("write the configuration")
     }
 
@@ -113,21 +130,25 @@ pub struct Hosts {
     pub one: Host,
     pub other: Host,
     seen: PathBuf,
-    _network: Network,
+    pub network: Network,
 }
 
 impl Hosts {
     /// Two hosts that trust each other and accept VMs with these options.
     pub fn start(lab: &Lab, options: &GuestOptions) -> Result<Hosts> {
+        Hosts::start_at(lab, options, &<[Place; 2]>::default())
+    }
+
+    /// The same with their files elsewhere.
+    pub fn start_at(lab: &Lab, options: &GuestOptions, places: &[Place; 2]) -> Result<Hosts> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let namespaces = ["a", "b"].map(|end| format!("pagoda-m{}-{number}{end}", std::process::id()));
         let seen = lab.dir().join("vms");
         fs::create_dir(&seen).context("make a directory for VMs' files")?;
-        let network = Network { namespaces };
-        network.make()?;
-        let [one, other] = [0, 1].map(|of| host(lab, NAMES[of], &network.namespaces[of], &seen));
-        let hosts = Hosts { one: one?, other: other?, seen, _network: network };
+        let network = Network::new(namespaces)?;
+        let [one, other] = [0, 1].map(|index| host(lab, index, &network.namespaces[index], &seen, &places[index]));
+        let hosts = Hosts { one: one?, other: other?, seen, network };
         for host in [&hosts.one, &hosts.other] {
             host.configure(&host.accepts(options)?)?;
             host.daemon.start_again()?;
@@ -217,57 +238,20 @@ impl Drop for Hosts {
     }
 }
 
-/// Two network namespaces and a link. The kernel takes down what is in a namespace when the last of its processes has ended.
-struct Network {
-    namespaces: [String; 2],
-}
-
-impl Network {
-    fn make(&self) -> Result<()> {
-        let [one, other] = &self.namespaces;
-        for namespace in [one, other] {
-            ip(&["netns", "add", namespace])?;
-        }
-        ip(&["link", "add", "v0", "netns", one, "type", "veth", "peer", "name", "v0", "netns", other])?;
-        for (namespace, name) in [(one, NAMES[0]), (other, NAMES[1])] {
-            let of = address(name);
-            let of = of.split(':').next().unwrap_or_default();
-            ip(&["-n", namespace, "addr", "add", &format!("{of}/24"), "dev", "v0"])?;
-            ip(&["-n", namespace, "link", "set", "v0", "up"])?;
-            ip(&["-n", namespace, "link", "set", "lo", "up"])?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        for namespace in &self.namespaces {
-            let _ = ip(&["netns", "del", namespace]);
-        }
-    }
-}
-
-fn ip(words: &[&str]) -> Result<()> {
-    let done = Command::new("ip").args(words).output().context("run ip (iproute2)")?;
-    ensure!(done.status.success(), "ip {}: {}", words.join(" "), text(&done.stderr));
-    Ok(())
-}
-
-/// Each pair of hosts has its own network, so all have the same addresses.
-fn address(name: &str) -> String {
-    format!("10.78.0.{}:7075", if name == NAMES[0] { 1 } else { 2 })
-}
-
 /// One whose daemon has stopped. From its next start on it is in the host's namespaces.
-fn host(lab: &Lab, name: &'static str, namespace: &str, seen: &Path) -> Result<Host> {
+fn host(lab: &Lab, index: usize, namespace: &str, seen: &Path, place: &Place) -> Result<Host> {
+    let name = NAMES[index];
     let (files, config) = (lab.dir().join(name), lab.dir().join(format!("{name}.toml")));
     fs::create_dir(&files).with_context(|| format!("make {}", files.display()))?;
     fs::write(&config, "").context("write the configuration")?;
     let more = vec!["--config".to_owned(), config.display().to_string()];
-    let daemon = lab.daemon_with(DaemonOptions { more, ..DaemonOptions::new(Folios::Small) })?;
+    let options = DaemonOptions { more, swap_dir: place.swap.clone(), ..DaemonOptions::new(Folios::Small) };
+    let daemon = match &place.state {
+        Some(dir) => lab.daemon_in(dir, options)?,
+        None => lab.daemon_with(options)?,
+    };
     daemon.stop()?;
-    let host = Host { name, daemon, files, seen: seen.to_owned(), namespace: namespace.to_owned(), config };
+    let host = Host { name, index, daemon, files, seen: seen.to_owned(), namespace: namespace.to_owned(), config };
     let command = host.command(&programs::bin_dir()?.join("pagodad"));
     let words = [command.get_program()].into_iter().chain(command.get_args());
     let words: Vec<String> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();

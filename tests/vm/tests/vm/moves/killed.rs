@@ -4,11 +4,11 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::VmState;
 use vm_tests::{Lab, Qemu, wait};
 
-use super::hosts::{Host, Hosts, text};
-use super::{DOWNTIME, FILL, MEMORY_MIB, options, power_off};
+use super::hosts::{Hosts, text};
+use super::moving::settled;
+use super::{DOWNTIME, options, power_off};
 
 /// Who is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,39 +21,14 @@ enum Victim {
 /// After so much of the time that the move before took, in tenths. Beyond the last one there is nothing left to be killed.
 const MOMENTS: [u32; 6] = [1, 4, 7, 8, 9, 10];
 
-/// The host that has the VM, once there is one and nothing is under way any more.
-fn settled(hosts: &Hosts) -> Result<&Host> {
-    let both = [&hosts.one, &hosts.other];
-    let found = wait::until("one host has the VM", wait::HANG, || {
-        let mut having = Vec::new();
-        for host in both {
-            let client = host.daemon.client();
-            // A daemon that has just started may not answer yet.
-            let (Ok(vms), Ok(moves)) = (client.vms(), client.moves()) else { return Ok(None) };
-            if moves.moves.iter().any(|of| !of.is_over()) {
-                return Ok(None);
-            }
-            let vm = vms.vms.into_iter().find(|vm| vm.name == "web1");
-            having.extend(vm.map(|vm| (host, vm)));
-        }
-        Ok(match &having[..] {
-            [(host, vm)] if vm.state == VmState::Running && !vm.loading => Some(*host),
-            _ => None,
-        })
-    });
-    found.with_context(|| {
-        let list = |host: &Host| (host.daemon.client().vms().ok(), host.daemon.client().moves().ok());
-        format!("{:#?} {:#?}", list(&hosts.one), list(&hosts.other))
-    })
-}
-
 fn killed_at_any_time(victim: Victim) -> Result<()> {
-    Lab::run("daemons are killed in the middle of moves", 2, |lab| {
-        let options = options(Qemu::System);
+    // One slot: of the two QEMUs one runs.
+    Lab::run("daemons are killed in the middle of moves", 1, |lab| {
+        let options = options(Qemu::System).memory("-m 144M");
         let hosts = Hosts::start(lab, &options)?;
         let guest = hosts.guest(lab, &options)?;
         let mut control = guest.control()?;
-        control.run(FILL)?;
+        control.run("fill 48")?;
         let begun = Instant::now();
         hosts.moves(&hosts.one, &hosts.other, &DOWNTIME)?;
         let span = begun.elapsed();
@@ -91,7 +66,7 @@ fn killed_at_any_time(victim: Victim) -> Result<()> {
             let other = if at.name == hosts.one.name { &hosts.other } else { &hosts.one };
             other.ensure_nothing_left().with_context(|| format!("round {round}, {victim:?}"))?;
         }
-        ensure!(span < Duration::from_secs(60), "{MEMORY_MIB} MiB take {span:?}");
+        ensure!(span < Duration::from_secs(60), "it takes {span:?}");
         power_off(at, control)
     })
 }

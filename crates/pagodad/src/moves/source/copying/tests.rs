@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, channel};
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::chance::Chance;
-use pagoda_core::fault::Pages;
-use pagoda_core::units::PageIdx;
+use pagoda_core::fault::{ChunkOrder, Pages};
+use pagoda_core::units::{PAGE_SIZE, PageIdx};
 use pagoda_link::hosts::Host;
 use pagoda_link::{Keypair, Link};
 use pagoda_move::arrival::Arrival;
 use pagoda_move::rounds::{Mode, OnTimeout, Slowing};
 use pagoda_move::units::AttemptId;
 use pagoda_move::wire::{Codec, Control, Data, RunKind};
-use pagoda_pager::handle::{Inbox, channel_pair};
+use pagoda_pager::handle::{Content, CopyOrder, Inbox, channel_pair};
 
 use super::*;
 use crate::moves::channel::{Accepted, ControlSender, DataReceiver, STREAMS, connect};
@@ -65,6 +65,10 @@ fn serve(inbox: &Inbox, ram: &Mutex<Ram>, is_over: &AtomicBool, seed: u64) {
         match inbox.next() {
             Some(Command::LookForWrites(asker)) => drop(asker.send(Ok(ram.lock().unwrap().look()))),
             Some(Command::CopyOut(order)) => orders.push(order),
+            Some(Command::AskOrder(asker)) => {
+                let in_dram = PAGES.chunks_ceil().iter().collect();
+                drop(asker.send(ChunkOrder { in_dram, ..ChunkOrder::default() }));
+            }
             Some(_) => {}
             // In any order.
             None if !orders.is_empty() => {
@@ -135,17 +139,22 @@ fn settings() -> Settings {
     }
 }
 
-/// Moves until all is there; the guest writes, and the connection is cut so often.
+/// Moves until all is there; the guest writes, and the connection is cut so often. Every other connection compresses pages.
 fn drive(called: &Host, own: &Keypair, engine: &Arc<Handle>, ram: &Mutex<Ram>, chance: &mut Chance, mut cuts: u32) {
     let (own_inputs, inputs): (_, Receiver<Input>) = channel();
     let (began, mut no) = (Instant::now(), 1);
     let open = |no, round| {
         let connection = connect(own, called, "web1", STREAMS).unwrap();
-        Line::open(ConnectionNo(no), connection, ATTEMPT, round, &own_inputs).unwrap()
+        let line = Line::open(ConnectionNo(no), connection, ATTEMPT, round, &own_inputs).unwrap();
+        if no % 2 == 1 {
+            line.let_compress(None);
+        }
+        line
     };
     let mut line = open(no, RoundNo(0));
     let mut copying =
-        Copying::begin(engine, settings(), PAGES, ConnectionNo(1), &own_inputs, Moment(began.elapsed())).unwrap();
+        Copying::begin(engine, settings(), (PAGES, PAGES), ConnectionNo(1), &own_inputs, Moment(began.elapsed()))
+            .unwrap();
     let mut writes = 600;
     loop {
         assert!(
@@ -156,8 +165,8 @@ fn drive(called: &Host, own: &Keypair, engine: &Arc<Handle>, ram: &Mutex<Ram>, c
         let now = || Moment(began.elapsed());
         match inputs.recv_timeout(Duration::from_millis(1)) {
             Ok(Input::Copied(no, copied)) => copying.copied(no, copied, &line).unwrap(),
-            Ok(Input::Sent { connection, bytes, spared }) => copying.sent(connection, bytes, spared),
-            Ok(Input::Received(no, Control::RoundKept { round, .. })) if no == line.no => {
+            Ok(Input::Sent { connection, gone }) => copying.sent(connection, gone),
+            Ok(Input::Received(no, Control::RoundKept { round, .. }, _)) if no == line.no => {
                 let has_all = copying.kept(round);
                 if has_all {
                     return;

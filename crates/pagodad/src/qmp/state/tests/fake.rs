@@ -5,6 +5,7 @@ use std::io::{IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -36,6 +37,8 @@ pub enum Way {
     Silent(&'static str),
     /// This command is refused.
     Refuses(&'static str),
+    /// This command is answered when the test says so ([`Model::goes_on`]).
+    Waits(&'static str),
     /// The stream ends, and the migration fails after that.
     FailsLate,
 }
@@ -51,6 +54,7 @@ pub struct Model {
     /// Pages of RAM in its last migration; it has 100.
     pub sent_pages: u64,
     pub more: Value,
+    pub goes_on: bool,
     end: Option<UnixStream>,
 }
 
@@ -82,7 +86,7 @@ pub struct Fake {
     pub gate: FakeGate,
     pub model: Arc<Mutex<Model>>,
     client: Arc<Mutex<Option<UnixStream>>>,
-    _dir: Dir,
+    dir: Dir,
 }
 
 impl Fake {
@@ -99,6 +103,7 @@ impl Fake {
             shared: true,
             sent_pages: 20,
             more: json!({}),
+            goes_on: false,
             end: None,
         };
         let (model, gate, client) = (Arc::new(Mutex::new(model)), FakeGate::default(), Arc::new(Mutex::new(None)));
@@ -111,7 +116,12 @@ impl Fake {
                 serve(&served, &looked_at, &stream);
             }
         });
-        Fake { monitor: Monitor::new(&path), gate, model, client, _dir: dir }
+        Fake { monitor: Monitor::new(&path), gate, model, client, dir }
+    }
+
+    /// Its socket.
+    pub fn path(&self) -> PathBuf {
+        self.dir.0.join("qmp")
     }
 
     pub fn model(&self) -> MutexGuard<'_, Model> {
@@ -140,6 +150,10 @@ fn serve(model: &Arc<Mutex<Model>>, gate: &FakeGate, mut stream: &UnixStream) {
             let request: Value = serde_json::from_slice(&line).expect("JSON");
             let command = request["execute"].as_str().expect("a command").to_owned();
             model.lock().unwrap().commands.push(command.clone());
+            let waits = |model: &Model| !model.goes_on && matches!(model.way, Way::Waits(one) if one == command);
+            while waits(&model.lock().unwrap()) {
+                std::thread::yield_now();
+            }
             for line in answer(model, gate, &command, &request["arguments"], &mut fd) {
                 if writeln!(stream, "{line}").is_err() {
                     return;
@@ -208,7 +222,7 @@ fn answer(
         "query-memory-size-summary" => vec![done(&json!({ "base-memory": 100 * 4096 }))],
         "query-migrate-parameters" => vec![done(&model.more)],
         "query-migrate-capabilities" => {
-            let all = ["events", "x-ignore-shared", "xbzrle"]
+            let all = ["events", "late-block-activate", "x-ignore-shared", "xbzrle"]
                 .map(|name| json!({ "capability": name, "state": model.on.contains(name) }));
             vec![done(&json!(all))]
         }
@@ -236,6 +250,10 @@ fn answer(
                 model.migration = "cancelled";
             }
             vec![migration("cancelled"), done(&json!({}))]
+        }
+        "stop" if model.status == "running" => {
+            model.status = "paused".to_owned();
+            vec![event("STOP", 2000, &json!({})), done(&json!({}))]
         }
         "cont" => {
             model.status = "running".to_owned();

@@ -1,0 +1,81 @@
+//! Whether a VM could move now: the checks of both hosts, as far as they can be made before anything is changed.
+
+use std::sync::mpsc::{RecvTimeoutError, channel as queue};
+use std::thread;
+use std::time::Duration;
+
+use pagoda_api::in_full;
+use pagoda_api::types::{ApiError, ErrorCode};
+use pagoda_link::LinkError;
+use pagoda_move::note::Note;
+use pagoda_move::units::ConnectionNo;
+use pagoda_move::wire::Control;
+use pagoda_move::wire::offer::Reason;
+
+use super::check::{Checked, check};
+use super::request::{Request, new_attempt};
+use crate::hosts;
+use crate::moves::channel::{self, ControlReceiver};
+use crate::moves::notes::FIRST;
+use crate::registry::Registry;
+
+/// How long the other host may take to compare. It does nothing else for it.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Asks the destination, too. What is to be started there it looks at only when it makes room.
+///
+/// # Errors
+/// What keeps the VM from moving. Nothing is changed here or there.
+pub fn ask(registry: &std::sync::Arc<Registry>, request: &Request) -> Result<(), ApiError> {
+    let checked = check(registry, request)?;
+    let refuse = |why: String| {
+        let what = format!("{} does not move to {}: {why}", request.vm, checked.host.name);
+        ApiError::new(ErrorCode::Refused, what, None)
+    };
+    let failed = |error: anyhow::Error| refuse(in_full(error.as_ref()));
+    let own = match registry.moves.notes().read(&request.vm).map_err(failed)? {
+        None => FIRST,
+        Some(Note::Owned(owned)) => owned.generation(),
+        Some(_) => return Err(refuse("an earlier move of it has not ended: see `pagoda moves`".to_owned())),
+    };
+    let connection = channel::connect(&checked.own, &checked.host, &request.vm, 0);
+    let (sender, mut receiver) = connection.map_err(|error| unreachable(&checked, &error))?.control;
+    let attempt = new_attempt().map_err(failed)?;
+    let hello = Control::Hello(checked.offer.hello(attempt, ConnectionNo(1), own));
+    let silent = |why: String| ApiError::new(ErrorCode::Unreachable, format!("{}: {why}", checked.host.name), None);
+    sender.send(&hello).map_err(|error| silent(in_full(&error)))?;
+    // It says now and then that it is there, which is no answer.
+    let (done, is_done) = queue::<()>();
+    let watch = move || {
+        if is_done.recv_timeout(ANSWER_MAX) == Err(RecvTimeoutError::Timeout) {
+            sender.cut();
+        }
+    };
+    thread::Builder::new().name("ask".into()).spawn(watch).map_err(|error| silent(error.to_string()))?;
+    let answer = answer(&mut receiver, |message| message.attempt() == attempt);
+    drop(done);
+    answer.map_err(silent)?.map_err(|reasons| refuse(in_words(&reasons)))
+}
+
+/// Whether it is welcome, or why not.
+fn answer(receiver: &mut ControlReceiver, is_of: impl Fn(&Control) -> bool) -> Result<Result<(), Vec<Reason>>, String> {
+    loop {
+        match receiver.receive().map_err(|error| in_full(&error))? {
+            message @ Control::Welcome(_) if is_of(&message) => return Ok(Ok(())),
+            Control::Refuse { attempt: _, reasons } => return Ok(Err(reasons)),
+            _ => {}
+        }
+    }
+}
+
+/// What a host says that refuses, and what to do about it.
+pub fn in_words(reasons: &[Reason]) -> String {
+    let told: Vec<String> = reasons.iter().map(|reason| format!("{} ({})", reason.what, reason.remedy)).collect();
+    told.join("; ")
+}
+
+/// A host that does not trust this one has refused: it answers.
+pub fn unreachable(checked: &Checked, error: &LinkError) -> ApiError {
+    let said = hosts::unreachable(&checked.host, error, &checked.own.public());
+    ApiError { code: if hosts::is_distrust(error) { ErrorCode::Refused } else { said.code }, ..said }
+}
