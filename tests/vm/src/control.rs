@@ -100,11 +100,16 @@ impl Control {
         Ok(said.map(|line| line.text().to_owned() + "\n").collect())
     }
 
-    /// Whether the reply to the last command has come already. Of a QEMU that has ended, all that it has said is looked at.
+    /// Whether the reply to the last command has come already. Its QEMU has ended: all that it has said is looked at.
     pub fn has_replied(&self) -> bool {
         self.lines.wait_end();
-        let is_reply = |text: &String| Line::parse(text).is_some_and(|line| line.kind == "reply");
-        self.lines.lines(self.at).iter().any(is_reply)
+        self.has_said("reply")
+    }
+
+    /// Whether a line of this kind has come since the last reply.
+    pub fn has_said(&self, kind: &str) -> bool {
+        let is_such = |text: &String| Line::parse(text).is_some_and(|line| line.kind == kind);
+        self.lines.lines(self.at).iter().any(is_such)
     }
 
     /// Sends a command and waits for its reply.

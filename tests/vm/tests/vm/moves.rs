@@ -11,6 +11,7 @@ mod moving;
 mod network;
 mod paused;
 mod postcopy;
+mod processes;
 mod remote;
 mod room;
 

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use pagoda_api::{MovePhase, MoveStatus};
-use rustix::process::{Pid, Signal, kill_process};
 use vm_tests::control::Control;
 use vm_tests::loopfs::{FileSystem, Frozen, LoopFs};
 use vm_tests::{Guest, GuestOptions, Lab, MIB, Qemu, wait};
@@ -20,6 +19,7 @@ use vm_tests::{Guest, GuestOptions, Lab, MIB, Qemu, wait};
 use super::hosts::{Host, Hosts, Place};
 use super::moving::{PHASE_MAX, begin, end, move_of, settled, wait_phase};
 use super::network::Way;
+use super::processes::{Stopped, kill, wait_for_disk};
 use super::{GIVEN_UP, REFUSED, power_off};
 
 const MOVED: i32 = 0;
@@ -118,24 +118,6 @@ pub struct Scene {
     done: usize,
 }
 
-/// A process that stands still until this is dropped.
-struct Stopped(Pid);
-
-impl Stopped {
-    fn new(pid: u32) -> Result<Stopped> {
-        let stopped = Stopped(pid_of(pid)?);
-        kill_process(stopped.0, Signal::STOP).context("stop a process")?;
-        Ok(stopped)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        // It may have ended meanwhile.
-        let _ = kill_process(self.0, Signal::CONT);
-    }
-}
-
 /// What holds a move at a moment until it is dropped.
 #[derive(Default)]
 struct Held<'a> {
@@ -209,7 +191,11 @@ impl Scene {
         let there = if moment == Moment::Preparing { None } else { Some(to.control(&self.guest)?) };
         let healed = self.strike((moment, fault), held, &mut moving)?;
         if ends == Ends::Crashed {
-            [from, to].into_iter().try_for_each(Host::ensure_nothing_left)?;
+            from.daemon.wait_gone("web1")?;
+            to.ensure_nothing_left()?;
+            ensure!(self.hosts.qemus().is_empty(), "{:?}", self.hosts.qemus());
+            let known = from.daemon.client().vms()?.crashed;
+            ensure!(known.iter().any(|crashed| crashed.name == "web1"), "{known:?}");
             return end(moving, &[1]).map(drop);
         }
         let at = settled(&self.hosts)?.index;
@@ -321,14 +307,14 @@ impl Scene {
             }
             Fault::Kill(end, Whose::Daemon) => {
                 let host = if end == End::Source { from } else { to };
-                kill_process(pid_of(host.daemon.pid())?, Signal::KILL).context("kill a daemon")?;
+                kill(host.daemon.pid())?;
                 drop(held);
                 host.daemon.kill9()?;
                 host.daemon.start_again()?;
             }
             Fault::Kill(end, Whose::Qemu) => {
                 let pid = self.qemu(end)?;
-                kill_process(pid_of(pid)?, Signal::KILL).context("kill QEMU")?;
+                kill(pid)?;
                 wait::until("QEMU ends", wait::HANG, || Ok((!self.hosts.qemus().contains(&pid)).then_some(())))?;
                 drop(held);
             }
@@ -360,10 +346,6 @@ impl Scene {
     }
 }
 
-fn pid_of(pid: u32) -> Result<Pid> {
-    i32::try_from(pid).ok().and_then(Pid::from_raw).context("a pid")
-}
-
 /// Exit statuses of `pagoda vm move`.
 fn expected(fault: Fault, ends: Ends) -> Vec<i32> {
     let mut all = match ends {
@@ -375,24 +357,6 @@ fn expected(fault: Fault, ends: Ends) -> Vec<i32> {
         all.push(UNDECIDED);
     }
     all
-}
-
-/// A thread of this name of the process, or any if it is empty, waits for the disk that stands still.
-fn wait_for_disk(pid: u32, thread: &str) -> Result<()> {
-    let is_waiting = |task: fs::DirEntry| {
-        let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
-        // proc(5): the state is behind the name, which is in parentheses.
-        (thread.is_empty() || read("comm").trim() == thread)
-            && read("stat").rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'))
-    };
-    let tasks = format!("/proc/{pid}/task");
-    let mut seen = 0;
-    wait::until(&format!("{thread} of {pid} waits for the disk"), PHASE_MAX, || {
-        let is_waiting = fs::read_dir(&tasks)?.flatten().any(is_waiting);
-        // More than once, for other disks let it wait for a moment.
-        seen = if is_waiting { seen + 1 } else { 0 };
-        Ok((seen > 2).then_some(()))
-    })
 }
 
 /// The source has lost its connection, or has none to lose any more.

@@ -157,14 +157,15 @@ fn the_guest_is_reset() -> Result<()> {
         ensure_moved(&hosts, &hosts.one, &hosts.other)?;
         there.run("verify")?;
 
-        // In the middle of its boot.
-        let moving = begin(&hosts.other, &hosts.one)?;
+        // In the middle of its boot, or soon after.
+        let moving = begin_and_send(&hosts.other, &hosts.one, &DOWNTIME, MIB)?;
         let mut back = hosts.one.control(&guest)?;
         monitor(&hosts.other)?.execute("system_reset", json!({}))?;
         let (status, said) = end(moving)?;
         ensure!(status == Some(0), "{status:?}: {said}");
         ensure_moved(&hosts, &hosts.other, &hosts.one)?;
-        back.wait_ready().context("it goes on with its boot")?;
+        let is_ready = || Ok((there.has_said("ready") || back.has_said("ready")).then_some(()));
+        wait::until("it goes on with its boot", wait::HANG, is_ready)?;
         back.run(FILL)?;
         back.run("verify")?;
         power_off(&hosts.one, back)
