@@ -180,15 +180,13 @@ impl Scene {
         self.begin_work(moment, fault)?;
         let (from, to) = (self.host(self.at), self.host(1 - self.at));
         let mut moving = begin(from, to, &HOW)?;
-        let held = match self.reach(moment) {
-            Ok(held) => held,
+        let (held, there) = match self.reach(moment) {
+            Ok(reached) => reached,
             Err(error) => {
                 let said = end(moving, &[MOVED]).unwrap_or_else(|error| format!("{error:#}"));
                 return Err(error.context(said));
             }
         };
-        // While it waits, QEMU listens: so nothing is lost of what the guest says there first.
-        let there = if moment == Moment::Preparing { None } else { Some(to.control(&self.guest)?) };
         let healed = self.strike((moment, fault), held, &mut moving)?;
         if ends == Ends::Crashed {
             from.daemon.wait_gone("web1")?;
@@ -213,8 +211,12 @@ impl Scene {
     /// What the guest does meanwhile: every second time with its disk, which is empty at first.
     fn begin_work(&mut self, moment: Moment, fault: Fault) -> Result<()> {
         // Its clock stands still as long as it does.
-        let is_long = moment == Moment::Copying && matches!(fault, Fault::Cut(..) | Fault::Stop(..));
-        let seconds = if is_long { 10 } else { 4 };
+        let seconds = match (moment, fault) {
+            // Over before the guest stops: nobody hears what it says at the destination before the move is over.
+            (Moment::Preparing, _) => 2,
+            (Moment::Copying, Fault::Cut(..) | Fault::Stop(..)) => 10,
+            _ => 4,
+        };
         self.done += 1;
         if self.done.is_multiple_of(2) {
             return self.control.send(&format!("run random seconds={seconds} write=20"));
@@ -243,17 +245,19 @@ impl Scene {
         self.control.run("verify").map(drop)
     }
 
-    /// Waits until the move is there, and holds it there.
-    fn reach(&self, moment: Moment) -> Result<Held<'_>> {
+    /// Waits until the move is there, and holds it there. With what the guest says at the destination, once there is a QEMU.
+    fn reach(&self, moment: Moment) -> Result<(Held<'_>, Option<Control>)> {
         let (from, to) = (self.host(self.at), self.host(1 - self.at));
         if moment == Moment::Preparing {
             wait::until("the destination starts QEMU", PHASE_MAX, || {
                 let is_known = to.daemon.client().move_of("web1").is_ok_and(|of| of.phase == MovePhase::Preparing);
                 Ok((is_known && self.hosts.qemus().len() == 2).then_some(()))
             })?;
-            return Ok(Held::default());
+            return Ok((Held::default(), None));
         }
         wait_phase(from, MovePhase::Copying)?;
+        // Before the guest runs there: nothing is lost of what it says.
+        let there = to.control(&self.guest)?;
         let mut held = Held::default();
         match moment {
             Moment::Preparing | Moment::Copying => {}
@@ -280,7 +284,7 @@ impl Scene {
                 wait_for_disk(qemu, "").context("the source's QEMU ends")?;
             }
         }
-        Ok(held)
+        Ok((held, Some(there)))
     }
 
     /// When the fault was over.

@@ -69,7 +69,6 @@ fn other_operations_are_refused() -> Result<()> {
             &["vm", "cont", "web1"],
             &["vm", "snapshot", "web1", "--name", "meanwhile"],
             &["vm", "move", "web1", "--to", "host1"],
-            &["moves", "cancel", "web1"],
         ] {
             let done = hosts.other.daemon.run_cli(words)?;
             println!("there {words:?}: {}: {}", done.status, text(&done.stderr));
