@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagoda_api::{MovePhase, MoveStatus};
+use pagoda_api::{MoveOutcome, MovePhase, MoveStatus};
 use vm_tests::control::Control;
 use vm_tests::loopfs::{FileSystem, Frozen, LoopFs};
 use vm_tests::{Guest, GuestOptions, Lab, MIB, Qemu, wait};
@@ -192,8 +192,8 @@ impl Scene {
             from.daemon.wait_gone("web1")?;
             to.ensure_nothing_left()?;
             ensure!(self.hosts.qemus().is_empty(), "{:?}", self.hosts.qemus());
-            let known = from.daemon.client().vms()?.crashed;
-            ensure!(known.iter().any(|crashed| crashed.name == "web1"), "{known:?}");
+            let ended = from.daemon.client().move_of("web1")?;
+            ensure!(ended.outcome == MoveOutcome::Crashed, "{ended:?}");
             return end(moving, &[1]).map(drop);
         }
         let at = settled(&self.hosts)?.index;

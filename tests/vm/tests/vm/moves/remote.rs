@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::{MoveOutcome, MovePhase, MovePlan, RemoteFate, VmInfo, VmState};
@@ -22,12 +23,20 @@ const POOL: &str = "10.79.255.1";
 const SLABS: u64 = 8;
 const DRAM_MIB: u64 = 96;
 
+/// The pools of all these tests have the same address on this machine.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A link from each host to where the pool is. The kernel takes it down with the host's namespace.
 fn connect(hosts: &Hosts) -> Result<()> {
     for (index, namespace) in hosts.network.namespaces.iter().enumerate() {
         let (here, there) = (format!("10.79.{index}.1"), format!("10.79.{index}.2"));
         let name = format!("pgm{}{index}", std::process::id() % 100_000);
         let words = |words: &str| words.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        // That of the test before goes with its namespace, some time after it.
+        let _ = ip(&words(&format!("link del {name}")));
         ip(&words(&format!("link add {name} type veth peer name p0 netns {namespace}")))?;
         ip(&words(&format!("addr add {here}/24 dev {name}")))?;
         if index == 0 {
@@ -170,6 +179,7 @@ fn in_pool(info: &VmInfo) -> u64 {
 
 #[test]
 fn a_remote_tier_is_handed_over() -> Result<()> {
+    let _alone = alone();
     Lab::run("a remote tier is handed over", 2, |lab| {
         let bench = Bench::start(lab, true)?;
         let Bench { hosts, etcd, .. } = &bench;
@@ -211,6 +221,7 @@ fn a_remote_tier_is_handed_over() -> Result<()> {
 /// A guest that writes all the time, both daemons killed after the move.
 #[test]
 fn a_guest_that_writes_takes_its_remote_tier_along() -> Result<()> {
+    let _alone = alone();
     Lab::run("a guest that writes takes its remote tier along", 2, |lab| {
         let bench = Bench::start(lab, true)?;
         let hosts = &bench.hosts;
@@ -236,6 +247,7 @@ fn a_guest_that_writes_takes_its_remote_tier_along() -> Result<()> {
 /// destination. Wherever it is, it runs, and threads that need a page of the tier wait until etcd is back.
 #[test]
 fn etcd_is_away_when_a_remote_tier_is_handed_over() -> Result<()> {
+    let _alone = alone();
     Lab::run("etcd is away when a remote tier is handed over", 2, |lab| {
         let bench = Bench::start(lab, true)?;
         let Bench { hosts, etcd, .. } = &bench;
@@ -269,6 +281,7 @@ fn etcd_is_away_when_a_remote_tier_is_handed_over() -> Result<()> {
 
 #[test]
 fn a_remote_tier_of_a_registry_file_is_copied() -> Result<()> {
+    let _alone = alone();
     Lab::run("a remote tier of a registry file is copied", 2, |lab| {
         let bench = Bench::start(lab, false)?;
         let hosts = &bench.hosts;
