@@ -621,6 +621,12 @@ impl Driver {
             self.begun.guest.stay();
             self.note_stay();
         }
+        // Its QEMU may have died here while the note that gives it away was written. It has not crashed: it runs there.
+        if end == End::Moved
+            && let Err(error) = self.registry.crashes.remove(&vm)
+        {
+            tracing::warn!(%vm, "remove the note that it has crashed: {error}");
+        }
         self.show();
         self.shown().phase = "over";
         let to = self.to();

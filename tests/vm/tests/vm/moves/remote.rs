@@ -267,7 +267,9 @@ fn etcd_is_away_when_a_remote_tier_is_handed_over() -> Result<()> {
         let has_moved = status.outcome == MoveOutcome::Moved;
         let host = if has_moved { &hosts.other } else { &hosts.one };
         let vm = host.daemon.vm("web1")?;
-        ensure!(vm.state == VmState::Running && hosts.qemus().len() == 1, "{vm:#?}");
+        ensure!(vm.state == VmState::Running, "{vm:#?}");
+        // The other one ends when its daemon has heard that the move is over.
+        wait::until("one QEMU is left", wait::HANG, || Ok((hosts.qemus().len() == 1).then_some(())))?;
         etcd.signal(Signal::CONT)?;
         let mut there = if has_moved { Some(hosts.other.control(&guest)?) } else { None };
         let control = there.as_mut().unwrap_or(&mut here);
