@@ -10,4 +10,4 @@ mod destination;
 mod source;
 
 pub use destination::{Fault, TailDestination};
-pub use source::{Cause, TailSource};
+pub use source::TailSource;

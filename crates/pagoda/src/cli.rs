@@ -357,7 +357,7 @@ mod tests {
         check("pagoda admit --min 1G", ErrorKind::MissingRequiredArgument);
         check("pagoda whatif a", ErrorKind::MissingRequiredArgument);
         check("pagoda vm move a", ErrorKind::MissingRequiredArgument);
-        check("pagoda vm move a --to b --mode postcopy", ErrorKind::InvalidValue);
+        check("pagoda vm move a --to b --mode sideways", ErrorKind::InvalidValue);
         check("pagoda vm move a --to b --bandwidth 2GiB", ErrorKind::ValueValidation);
         check("pagoda vm move a --to b --downtime 30", ErrorKind::ValueValidation);
         check("pagoda vm move a --to b --on-timeout abort", ErrorKind::MissingRequiredArgument);

@@ -70,6 +70,15 @@ impl Crashes {
         }
     }
 
+    /// The program with this process id has not crashed: the VM has not run in it. A note of another one stays. Whether there was one.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn remove_of(&self, name: &str, pid: u32) -> std::io::Result<bool> {
+        let is_its = read(&self.path(name)).is_ok_and(|note| note.pid == pid);
+        if is_its { self.remove(name) } else { Ok(false) }
+    }
+
     /// All notes, by name. One that cannot be read is left alone.
     pub fn list(&self) -> Vec<CrashedVm> {
         let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -143,7 +152,8 @@ mod tests {
         let found: Vec<_> = next.list().into_iter().map(|note| (note.name, note.pid, note.crash)).collect();
         let expected = [("Büro 1", 42, Crash::Exited { status: 1 }), ("web1", 42, Crash::Killed)];
         assert_eq!(found, expected.map(|(name, pid, crash)| (name.to_owned(), pid, crash)));
-        assert!(next.remove("web1").unwrap() && !next.remove("web1").unwrap());
+        assert!(!next.remove_of("web1", 41).unwrap() && next.remove_of("web1", 42).unwrap());
+        assert!(next.remove("web1").is_ok_and(|was_there| !was_there));
         assert_eq!(next.list().len(), 1);
         assert!(dir.join("cut.crashed").exists(), "it is left alone");
         std::fs::remove_dir_all(&dir).unwrap();

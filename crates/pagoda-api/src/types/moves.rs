@@ -356,8 +356,8 @@ mod tests {
         assert_eq!(request, MoveRequest::new("host2"));
         // What is asked for and not understood is not left out.
         assert!(serde_json::from_str::<MoveRequest>(r#"{"to":"host2","compress":true}"#).is_err());
-        assert!(serde_json::from_str::<MoveRequest>(r#"{"to":"host2","mode":"postcopy"}"#).is_err());
-        assert!(serde_json::from_str::<MoveRequest>(r#"{"to":"host2","on_timeout":"postcopy"}"#).is_err());
+        assert!(serde_json::from_str::<MoveRequest>(r#"{"to":"host2","mode":"sideways"}"#).is_err());
+        assert!(serde_json::from_str::<MoveRequest>(r#"{"to":"host2","on_timeout":"wait"}"#).is_err());
 
         let status = r#"{"vm":"web1","direction":"out","host":"host2","phase":"copying","sent_bytes":1,"left_bytes":2,
             "total_bytes":3,"round":4,"bytes_per_second":5,"written_bytes_per_second":6,"elapsed_ms":7,"eta_ms":8,

@@ -6,14 +6,6 @@ use pagoda_core::units::{ChunkIdx, PageCount, PageIdx};
 
 use crate::map::{PageMap, PageRun};
 
-/// Why a run is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
-    /// A thread of the guest waits for it.
-    Demand,
-    Push,
-}
-
 #[derive(Clone, Debug)]
 pub struct TailSource {
     /// Pages that the destination does not have for good. Nobody else has them.
@@ -125,12 +117,6 @@ impl TailSource {
         unreachable!("an unsent page is in some chunk")
     }
 
-    /// What to send next. It counts as sent.
-    pub fn take_run(&mut self) -> Option<(PageRun, Cause)> {
-        let demanded = self.take_demanded().map(|run| (run, Cause::Demand));
-        demanded.or_else(|| self.take_pushed().map(|run| (run, Cause::Push)))
-    }
-
     /// These pages, which were given out, could not be sent: they are to be sent still. Of which connection they are does not matter.
     pub fn put_back(&mut self, run: PageRun) {
         let pages = run.set() & self.held.chunk(run.chunk);
@@ -171,27 +157,27 @@ mod tests {
         let mut tail = tail();
         tail.demand(run(0, 7, 2));
         tail.demand(run(0, 8, 1));
-        assert_eq!(tail.take_run(), Some((run(0, 7, 1), Cause::Demand)));
-        assert_eq!(tail.take_run(), Some((run(0, 8, 1), Cause::Demand)));
-        assert_eq!(tail.take_run(), Some((run(1, 0, 256), Cause::Push)));
+        assert_eq!(tail.take_demanded(), Some(run(0, 7, 1)));
+        assert_eq!(tail.take_demanded(), Some(run(0, 8, 1)));
+        assert_eq!(tail.take_pushed(), Some(run(1, 0, 256)));
         tail.demand(run(1, 3, 1));
-        assert_eq!(tail.take_run(), Some((run(0, 0, 7), Cause::Push)));
-        assert_eq!(tail.take_run(), Some((run(0, 9, 247), Cause::Push)));
-        assert_eq!((tail.take_run(), tail.held().count()), (None, PageCount(512)));
+        assert_eq!(tail.take_pushed(), Some(run(0, 0, 7)));
+        assert_eq!(tail.take_pushed(), Some(run(0, 9, 247)));
+        assert_eq!((tail.take_pushed(), tail.held().count()), (None, PageCount(512)));
     }
 
     #[test]
     fn a_page_is_forgotten_once_and_only_when_it_is_there_for_good() {
         let mut tail = tail();
-        tail.take_run();
+        tail.take_pushed();
         assert_eq!(tail.kept(&[run(1, 0, 3)]).count(), PageCount(3));
         assert_eq!(tail.kept(&[run(1, 0, 4), run(3, 0, 256)]).count(), PageCount(1));
         tail.lost_link();
         tail.demand(run(0, 1, 1));
-        assert_eq!(tail.take_run(), None);
+        assert_eq!(tail.take_pushed(), None);
         let mut missing = PageMap::empty(PageCount(512));
         (300..310).for_each(|page| missing.insert(PageIdx(page)));
         assert_eq!(tail.receive_missing(&missing).count(), PageCount(512 - 4 - 10));
-        assert_eq!(tail.take_run(), Some((run(1, 44, 10), Cause::Push)));
+        assert_eq!(tail.take_pushed(), Some(run(1, 44, 10)));
     }
 }

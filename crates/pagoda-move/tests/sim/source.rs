@@ -195,7 +195,7 @@ impl World {
     fn pump_tail(&mut self, host: usize) {
         let mistake = self.plan.mistake;
         let Some(tail) = self.outgoing(host).and_then(|session| session.tail.as_mut()) else { return };
-        let Some((run, _)) = tail.take_run() else { return };
+        let Some(run) = tail.take_demanded().or_else(|| tail.take_pushed()) else { return };
         self.send_run(host, run);
         self.reach(Phase::Tail);
         if mistake == Some(Mistake::FreesBeforeAcknowledged) {

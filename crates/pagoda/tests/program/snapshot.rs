@@ -40,7 +40,7 @@ fn snapshots_are_shown_verified_and_removed() {
         assert_eq!(output.status.code(), Some(status), "{words:?}: {}", err(&output));
         assert!(format!("{}{}", out(&output), err(&output)).contains(expected), "{words:?}: {}", out(&output));
     };
-    check(&["ls"], 0, "web1  one   2026-11-28T16:00:00Z  volatile  768M       -     1G  12.3 ms  -\n");
+    check(&["ls"], 0, "web1  one   2026-11-28T16:00:00Z  volatile  768M       -     1G  12.3 ms         -  -\n");
     check(&["ls", "--json"], 0, "\"stage\": \"filled\"");
     check(&["tree"], 0, "web1  768M\n  one  2026-11-28T16:00:00Z  768M, volatile\n");
     check(&["show", "web1/one"], 0, "it outlives its VM, the daemon and a crash of the host");

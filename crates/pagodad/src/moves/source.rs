@@ -8,7 +8,7 @@
 //! | 4 | rounds of pages | the same | runs |
 //! | 5 | QEMU saves its state, and stops the VM for that; the last pages and the state are sent | owned: it runs again | stands |
 //! | 6 | the note says that the VM is given away, and then the grant is sent | given: the grant again | stands |
-//! | 7 | the destination runs it, and has all of it | given: the same | runs there |
+//! | 7 | the destination runs it, and asks for what it lacks until it has all of it | given: the same | runs there |
 //! | 8 | QEMU is ended here, and then the note goes | given, no VM: the note goes | runs there |
 //!
 //! From step 6 on nothing lets the VM run here but the machine ([`pagoda_move::owner`]), by the destination's refusal or an operator's

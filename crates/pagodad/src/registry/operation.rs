@@ -47,7 +47,9 @@ pub enum ImageThen {
 /// One is; in words for the user.
 pub(super) fn refuse_meanwhile(record: &Record) -> Result<(), ApiError> {
     let Some(operation) = &record.operation else { return Ok(()) };
-    let problem = format!("a {} of {} is under way", operation.kind.name(), record.name);
+    let kind = operation.kind.name();
+    let article = if kind.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+    let problem = format!("{article} {kind} of {} is under way", record.name);
     Err(ApiError::new(ErrorCode::WrongState, problem, Some("try again when it is over")))
 }
 

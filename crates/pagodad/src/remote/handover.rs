@@ -2,7 +2,7 @@
 //!
 //! | host | when | what |
 //! |---|---|---|
-//! | source | the move begins | [`hold`] |
+//! | source | before anything is changed; the move begins | [`check_owned`]; [`hold`] |
 //! | destination | before the VM is made | [`check`]; its engine opens the tier as a reader |
 //! | destination | before its engine serves it | [`set_pages`] |
 //! | source | the map of what is there is sent | [`name_pages`] |
@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::in_full;
@@ -32,6 +32,9 @@ use super::pending_release;
 use super::space::{Dirs, pool_of, whose};
 use crate::record::{OperationKind, Record, Remote};
 
+/// How long a move waits for a take-over under way, and between two looks.
+const OWNED_MAX: Duration = Duration::from_secs(2);
+const OWNED_LOOK: Duration = Duration::from_millis(10);
 /// Between two tries to take a tier over.
 const AGAIN: Duration = Duration::from_millis(200);
 
@@ -97,15 +100,31 @@ pub fn fate(record: &Record) -> Option<RemoteFate> {
     record.remote.as_ref().map(|_| if is_handed_over { RemoteFate::HandedOver } else { RemoteFate::Copied })
 }
 
+/// That the tier can be handed over, if there is one: this host has it, and nobody takes it over any more. Nothing is changed.
+///
+/// # Errors
+/// It has not, or another move of the VM is still ending.
+pub fn check_owned(record: &Record) -> Result<()> {
+    let Some(remote) = handed_over(record) else { return Ok(()) };
+    let handover = found(record)?;
+    let is_owned = || handover.standing() == Standing::Owner && !taking(|spaces| spaces.contains(&remote.space));
+    // A VM that has just come has it soon.
+    let deadline = Instant::now() + OWNED_MAX;
+    while !is_owned() && Instant::now() < deadline {
+        std::thread::sleep(OWNED_LOOK);
+    }
+    ensure!(is_owned(), "{} is not this host's yet: try again when etcd has answered", whose(&record.name));
+    Ok(())
+}
+
 /// From now on nothing in the tier changes, if it can be handed over. Pages that leave DRAM go to swap.
 ///
 /// # Errors
 /// No engine owns it.
 pub fn hold(record: &Record) -> Result<()> {
-    if handed_over(record).is_none() {
-        return Ok(());
-    }
-    ensure!(found(record)?.hold(), "{} is not this host's", whose(&record.name));
+    let Some(remote) = handed_over(record) else { return Ok(()) };
+    let is_taken_over = taking(|spaces| spaces.contains(&remote.space));
+    ensure!(!is_taken_over && found(record)?.hold(), "{} is not this host's", whose(&record.name));
     Ok(())
 }
 
@@ -206,7 +225,7 @@ fn take_over_patiently(dirs: &Dirs, record: &Record, remote: &Remote, handover: 
     let vm = &record.name;
     let mut told = false;
     // Until its engine has ended: then nobody needs it.
-    while handover.upgrade().is_some() {
+    while let Some(losses) = handover.upgrade().map(|handover| handover.losses()) {
         // Looked at each time: whoever resolves a move may decide otherwise.
         let opened = may_own(dirs, record).and_then(|may| {
             ensure!(may, "the VM is not this host's");
@@ -216,9 +235,10 @@ fn take_over_patiently(dirs: &Dirs, record: &Record, remote: &Remote, handover: 
         });
         match opened {
             Ok(Some(opened)) => {
-                if let Some(handover) = handover.upgrade() {
-                    handover.take_over(opened.for_tier());
-                    tracing::info!(%vm, "its remote tier is this host's");
+                match handover.upgrade().map(|handover| handover.take_over(opened.for_tier(), losses)) {
+                    Some(true) => tracing::info!(%vm, "its remote tier is this host's"),
+                    Some(false) => tracing::warn!(%vm, "its remote tier was given away while it was taken over"),
+                    None => {}
                 }
                 return;
             }

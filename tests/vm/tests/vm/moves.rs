@@ -18,7 +18,7 @@ mod room;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::{AdmitRequest, CreateVm, HostPatch, MoveOutcome, MovePlan, VmKind, VmSpec, VmState};
+use pagoda_api::{AdmitRequest, CreateVm, HostPatch, MoveOutcome, MovePlan, MoveStatus, VmKind, VmSpec, VmState};
 use vm_tests::control::Control;
 use vm_tests::{Guest, GuestOptions, Lab, MIB, Qemu, wait};
 
@@ -271,6 +271,21 @@ fn wait_sent(host: &Host, bytes: u64) -> Result<()> {
     })
 }
 
+/// Starts to move the VM to the other host, and leaves it in the middle.
+fn begin_slowly(hosts: &Hosts) -> Result<()> {
+    let begun = hosts.try_move(&hosts.one, &hosts.other, &[&SLOW[..], &["--detach"]].concat())?;
+    ensure!(begun.status.success(), "{}", text(&begun.stderr));
+    wait_sent(&hosts.one, 8 * MIB)
+}
+
+/// How the move has ended, when it has.
+fn wait_over(host: &Host) -> Result<MoveStatus> {
+    wait::until("the move is over", wait::HANG, || {
+        let status = host.daemon.client().move_of("web1")?;
+        Ok(status.is_over().then_some(status))
+    })
+}
+
 #[test]
 fn a_destination_that_is_killed_ends_the_move() -> Result<()> {
     Lab::run("the destination's daemon is killed", 2, |lab| {
@@ -310,17 +325,12 @@ fn a_move_is_cancelled() -> Result<()> {
         let guest = hosts.guest(lab, &options)?;
         let mut control = guest.control()?;
         control.run(FILL)?;
-        let begun = hosts.try_move(&hosts.one, &hosts.other, &[&SLOW[..], &["--detach"]].concat())?;
-        ensure!(begun.status.success(), "{}", text(&begun.stderr));
-        wait_sent(&hosts.one, 8 * MIB)?;
+        begin_slowly(&hosts)?;
         let second = hosts.try_move(&hosts.one, &hosts.other, &[])?;
         ensure!(!second.status.success(), "it moves already");
         let cancelled = hosts.one.daemon.run_cli(&["moves", "cancel", "web1"])?;
         ensure!(cancelled.status.success(), "{}", text(&cancelled.stderr));
-        let ended = wait::until("it is given up", wait::HANG, || {
-            let status = hosts.one.daemon.client().move_of("web1")?;
-            Ok(status.is_over().then_some(status))
-        })?;
+        let ended = wait_over(&hosts.one)?;
         ensure!(ended.outcome == MoveOutcome::GivenUp, "{ended:?}");
         ensure_stayed(&hosts, &guest, &mut control)?;
         hosts.other.ensure_nothing_left()?;

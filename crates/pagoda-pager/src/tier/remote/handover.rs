@@ -46,6 +46,8 @@ struct State {
     opened: Option<Opened>,
     /// Pages that the tier is to have, by chunk.
     pages: Option<Vec<(ChunkIdx, PageSet)>>,
+    /// How often the space was given to another host.
+    losses: u64,
 }
 
 /// See the module. Clones are of the same tier.
@@ -66,7 +68,7 @@ impl WeakHandover {
 impl Handover {
     /// Of a tier that stands so.
     pub fn new(standing: Standing) -> Handover {
-        let state = State { standing, is_still: false, is_named: false, opened: None, pages: None };
+        let state = State { standing, is_still: false, is_named: false, opened: None, pages: None, losses: 0 };
         Handover(Arc::new(Mutex::new(state)))
     }
 
@@ -123,6 +125,7 @@ impl Handover {
             Standing::Away => Ok(()),
             Standing::Held if state.is_still => {
                 (state.standing, state.is_still) = (Standing::Away, false);
+                state.losses += 1;
                 Ok(())
             }
             Standing::Held => Err(NotStill::Writes),
@@ -133,6 +136,7 @@ impl Handover {
     /// Another host has taken the space over. A reader reads on.
     pub fn lose(&self) {
         let mut state = self.state();
+        state.losses += 1;
         if state.standing != Standing::Reader {
             (state.standing, state.is_still, state.opened) = (Standing::Away, false, None);
         }
@@ -146,11 +150,22 @@ impl Handover {
         }
     }
 
-    /// It was opened as the owner, by a take-over: what was opened before is of no use any more.
-    pub fn take_over(&self, opened: Opened) {
+    /// How often the space was given to another host. Whoever takes it over asks before it looks whether it may.
+    pub fn losses(&self) -> u64 {
+        self.state().losses
+    }
+
+    /// It was opened as the owner, by a take-over that began after so many losses: what was opened before is of no use any more. False if
+    /// the space was given away since.
+    #[must_use]
+    pub fn take_over(&self, opened: Opened, losses: u64) -> bool {
         let mut state = self.state();
+        if state.losses != losses {
+            return false;
+        }
         (state.standing, state.opened) = (Standing::Owner, Some(opened));
         (state.is_still, state.is_named) = (false, false);
+        true
     }
 
     /// The pages that a tier that comes from another host has, by chunk. It takes them in when it is asked next where pages are.
@@ -202,6 +217,8 @@ mod tests {
         let taken = Handover::new(Standing::Owner);
         taken.lose();
         assert_eq!(taken.standing(), Standing::Away);
+        // A take-over that began before counts for nothing.
+        assert_eq!((handover.losses(), taken.losses()), (1, 1));
     }
 
     #[test]

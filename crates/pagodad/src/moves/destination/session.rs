@@ -43,6 +43,8 @@ pub struct Session {
     call: Call,
     /// The VM, once there is one.
     id: Option<VmId>,
+    /// The process id of its QEMU.
+    pid: Option<u32>,
     /// On the VM's note, until the attempt is over.
     claim: Option<Claim>,
     began: Instant,
@@ -92,7 +94,9 @@ impl Session {
         (own, inputs): (SyncSender<Input>, Receiver<Input>),
     ) -> Session {
         let Begun { owner, wanted, made, tail, link, progress, call, claim } = begun;
+        let pid_of = |id| registry.find_by_id(id, |vm| vm.record.pid.0);
         Session {
+            pid: made.and_then(pid_of),
             registry: Arc::clone(registry),
             vm: vm.to_owned(),
             attempt: owner.offered().attempt,
@@ -192,6 +196,7 @@ impl Session {
             Input::Prepared(Ok(arriving)) => {
                 self.registry.moves.sessions.set_store(self.attempt, &arriving.store);
                 self.id = Some(arriving.id);
+                self.pid = self.registry.find_by_id(arriving.id, |vm| vm.record.pid.0);
                 self.arriving = Some(*arriving);
                 self.show(|progress| progress.phase = "copying");
                 self.apply(DestinationEvent::Prepared);
@@ -220,7 +225,9 @@ impl Session {
             Input::LetRun(_) => {
                 self.is_starting = false;
                 let generation = self.owner.offered().generation;
-                self.send(&Control::Started { attempt: self.attempt, generation });
+                if self.owner.is_running() {
+                    self.send(&Control::Started { attempt: self.attempt, generation });
+                }
             }
             Input::Resolve => self.apply(DestinationEvent::Resolve),
             Input::Cancel(why) if self.owner.is_before_grant() => self.fail(why),
@@ -467,6 +474,13 @@ impl Session {
         match end {
             End::Moved => tracing::info!(vm = %self.vm, "its move to this host is over"),
             other => tracing::warn!(vm = %self.vm, "it has not come to this host: {other:?}"),
+        }
+        // Its QEMU may have died here when the VM was accepted and had not run: the source has it.
+        if !matches!(end, End::Moved | End::Crashed)
+            && let Some(pid) = self.pid
+            && let Err(error) = self.registry.crashes.remove_of(&self.vm, pid)
+        {
+            tracing::warn!(vm = %self.vm, "remove the note that it has crashed: {error}");
         }
     }
 }

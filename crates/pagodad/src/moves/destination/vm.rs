@@ -198,42 +198,51 @@ pub fn check_loaded(registry: &Registry, vm: Option<&Arriving>) -> Result<()> {
 }
 
 /// The guest runs, or stays paused as its user has left it. It is tried again for as long as the VM lives: it has the grant. A thread
-/// does that: pages that QEMU needs first may have to come. `report` is called when it was tried once: false if its QEMU had ended before.
+/// does that: pages that QEMU needs first may have to come. `report` is called once: true when QEMU was told to run the guest, whatever
+/// it has answered, and false if it had ended before.
 pub fn run(registry: &Arc<Registry>, name: &str, report: impl FnOnce(bool) + Send + 'static) {
     let found = registry.lock().get(name).map(|vm| (vm.governed.id, Arc::clone(&vm.qmp), vm.record.operation));
     let Some((id, qmp, operation)) = found else { return report(false) };
     let resume = operation.is_some_and(|operation| operation.resume);
-    let (registry, name, here) = (Arc::clone(registry), name.to_owned(), Arc::clone(registry));
-    let let_run = move |is_first: bool| match if resume { qmp.execute("cont").map(drop) } else { Ok(()) } {
-        Ok(()) => {
-            registry.note_let_run(id);
-            // One that its user has paused takes its disks when it runs.
-            if resume && let Err(error) = state::leave_disks_alone(&qmp, false) {
-                let error = in_full(error.as_ref());
-                tracing::warn!(vm = %name, "its QEMU stays set up for a load, and refuses snapshots: {error}");
-            }
-            registry.end_operation(id, ImageThen::Gone);
-            tracing::info!(vm = %name, "has come from another host");
-            true
-        }
-        Err(error) => {
-            if is_first {
-                tracing::error!(vm = %name, "let it run, tried again: {}", in_full(error.as_ref()));
-            }
-            registry.find_by_id(id, |_| ()).is_none()
-        }
-    };
+    let (registry, name) = (Arc::clone(registry), name.to_owned());
     let run = move || {
-        if here.find_by_id(id, |_| ()).is_none() {
-            return report(false);
-        }
-        own_tier(&here, id);
-        let mut runs = let_run(true);
-        report(true);
-        while !runs {
+        let monitor = Held::new(Arc::clone(&qmp));
+        let is_there = || registry.find_by_id(id, |_| ()).is_some();
+        let mut complaint = Some(&name);
+        let mut failed = |error: anyhow::Error| {
+            if let Some(vm) = complaint.take() {
+                tracing::error!(%vm, "let it run, tried again: {}", in_full(error.as_ref()));
+            }
             std::thread::sleep(RUN_AGAIN);
-            runs = let_run(false);
+        };
+        // A QEMU that does not answer is told nothing: if it ends meanwhile, the guest has certainly not run.
+        while let Err(error) = run_state(&monitor) {
+            if !is_there() {
+                return report(false);
+            }
+            failed(error);
         }
+        own_tier(&registry, id);
+        let mut report = Some(report);
+        loop {
+            let told = if resume { monitor.execute("cont").map(drop) } else { Ok(()) };
+            if let Some(report) = report.take() {
+                report(true);
+            }
+            match told {
+                Ok(()) => break,
+                Err(_) if !is_there() => return,
+                Err(error) => failed(error),
+            }
+        }
+        registry.note_let_run(id);
+        // One that its user has paused takes its disks when it runs.
+        if resume && let Err(error) = state::leave_disks_alone(&monitor, false) {
+            let error = in_full(error.as_ref());
+            tracing::warn!(vm = %name, "its QEMU stays set up for a load, and refuses snapshots: {error}");
+        }
+        registry.end_operation(id, ImageThen::Gone);
+        tracing::info!(vm = %name, "has come from another host");
     };
     if let Err(error) = std::thread::Builder::new().name("run".into()).spawn(run) {
         tracing::error!("let a VM run: {error}; the next daemon does");

@@ -76,6 +76,7 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
     let may_lack_pages = request.mode != Mode::Precopy || request.on_timeout == OnTimeout::Postcopy;
     // One that is not handed over is copied, and is not the VM's any more there.
     let remote = handover::handed_over(record).cloned();
+    handover::check_owned(record).map_err(asked)?;
     if remote.is_some() && may_lack_pages {
         let why = "its remote tier is handed over to a VM with all its pages only";
         return Err(refuse(why.to_owned(), Some("use --mode precopy without --on-timeout postcopy")));

@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::{MoveOutcome, MovePhase};
-use vm_tests::{Lab, MIB, Qemu, wait};
+use vm_tests::{Lab, Qemu};
 
 use super::hosts::{Hosts, text};
-use super::{DOWNTIME, FILL, SLOW, ensure_moved, ensure_stayed, options, power_off, wait_sent};
+use super::{DOWNTIME, FILL, begin_slowly, ensure_moved, ensure_stayed, options, power_off, wait_over};
 
 fn ended_by(name: &str, end: impl Fn(&Hosts) -> Result<()>, expected: &str) -> Result<()> {
     Lab::run(name, 2, |lab| {
@@ -14,23 +14,18 @@ fn ended_by(name: &str, end: impl Fn(&Hosts) -> Result<()>, expected: &str) -> R
         let guest = hosts.guest(lab, &options)?;
         let mut control = guest.control()?;
         control.run(FILL)?;
-        let begun = hosts.try_move(&hosts.one, &hosts.other, &[&SLOW[..], &["--detach"]].concat())?;
-        ensure!(begun.status.success(), "{}", text(&begun.stderr));
-        wait_sent(&hosts.one, 8 * MIB)?;
+        begin_slowly(&hosts)?;
         let coming = hosts.other.daemon.client().move_of("web1")?;
         ensure!(coming.phase == MovePhase::Copying && coming.sent_bytes > 0, "{coming:?}");
         end(&hosts)?;
-        let ended = wait::until("it is given up", wait::HANG, || {
-            let status = hosts.one.daemon.client().move_of("web1")?;
-            Ok(status.is_over().then_some(status))
-        })?;
+        let ended = wait_over(&hosts.one)?;
         println!("{ended:?}");
         let why = ended.why.clone().unwrap_or_default();
         ensure!(ended.outcome == MoveOutcome::GivenUp && why.contains(expected), "{ended:?}");
         ensure_stayed(&hosts, &guest, &mut control)?;
         hosts.other.ensure_nothing_left()?;
-        let known = hosts.other.daemon.client().move_of("web1")?;
-        ensure!(known.is_over() && known.outcome == MoveOutcome::GivenUp, "{known:?}");
+        let known = wait_over(&hosts.other)?;
+        ensure!(known.outcome == MoveOutcome::GivenUp, "{known:?}");
         for (who, whom) in [(&hosts.one, &hosts.other), (&hosts.other, &hosts.one)] {
             hosts.trust(who, whom)?;
         }

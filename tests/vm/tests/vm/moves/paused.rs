@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::MoveOutcome;
+use pagoda_api::{MoveOutcome, VmState};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use vm_tests::qmp::Qmp;
@@ -55,6 +55,7 @@ fn a_paused_guest_moves_and_is_continued_there() -> Result<()> {
         hosts.other.daemon.stop()?;
         hosts.other.daemon.start_again()?;
         hosts.wait_connected()?;
+        hosts.other.daemon.wait_vm("web1", "attached", wait::HANG, |info| info.state == VmState::Running)?;
         let again = hosts.try_move(&hosts.other, &hosts.one, &[])?;
         let said = text(&again.stderr);
         ensure!(again.status.code() == Some(REFUSED) && said.contains("pagoda vm cont"), "{} {said}", again.status);

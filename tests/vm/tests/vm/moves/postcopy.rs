@@ -1,15 +1,18 @@
 //! Guests run at their destination before their memory is there: what they need comes first, whatever happens meanwhile.
 
-use std::process::{Child, Stdio};
+use std::process::Child;
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::{MovePhase, VmState};
 use vm_tests::{GuestOptions, Lab, MIB, Qemu, wait};
 
 use super::hosts::{Host, Hosts, text};
-use super::moving::settled;
+use super::moving::{begin, end, settled, wait_phase};
 use super::network::Way;
 use super::{DOWNTIME, FILL, WRITE, ensure_moved, options, power_off};
+
+/// Exit status of `pagoda vm move`.
+const MOVED: i32 = 0;
 
 const POSTCOPY: [&str; 4] = ["--downtime", "2s", "--mode", "postcopy"];
 /// What nobody waits for comes at 4 MB/s, so that a tail lasts.
@@ -60,20 +63,9 @@ fn hybrid_of_a_guest_that_writes_and_pages() -> Result<()> {
 
 /// A guest whose memory is coming, and the command that has moved it.
 fn begin_tail(hosts: &Hosts) -> Result<Child> {
-    let mut moving = hosts.one.daemon.cli()?;
-    moving.args(["vm", "move", "web1", "--to", hosts.other.name]).args(SLOW);
-    let moving = moving.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().context("start the move")?;
-    wait_tail(hosts)?;
+    let moving = begin(&hosts.one, &hosts.other, &SLOW)?;
+    wait_phase(&hosts.one, MovePhase::Postcopy)?;
     Ok(moving)
-}
-
-fn wait_tail(hosts: &Hosts) -> Result<()> {
-    wait::until("its memory follows", wait::HANG, || {
-        // It may not have begun yet.
-        let Ok(status) = hosts.one.daemon.client().move_of("web1") else { return Ok(None) };
-        ensure!(!status.is_over(), "{status:?}");
-        Ok((status.phase == MovePhase::Postcopy).then_some(()))
-    })
 }
 
 fn left(host: &Host) -> Result<u64> {
@@ -87,7 +79,7 @@ fn what_it_needs_comes_first() -> Result<()> {
         let hosts = Hosts::start(lab, &options)?;
         let guest = hosts.guest(lab, &options)?;
         guest.control()?.run(FILL)?;
-        let mut moving = begin_tail(&hosts)?;
+        let moving = begin_tail(&hosts)?;
         let before = left(&hosts.one)?;
         let mut control = hosts.other.control(&guest)?;
         // All of what it has filled, which by itself would come in half a minute.
@@ -95,8 +87,7 @@ fn what_it_needs_comes_first() -> Result<()> {
         let after = left(&hosts.one)?;
         println!("{before} bytes were missing before it was read, {after} behind that");
         ensure!(before > 64 * MIB && after < before / 2, "{before} {after}");
-        let status = wait::until("the move ends", wait::HANG, || Ok(moving.try_wait()?))?;
-        ensure!(status.success(), "{status} {}", text(&moving.wait_with_output()?.stderr));
+        end(moving, &[MOVED])?;
         ensure_moved(&hosts, &hosts.one, &hosts.other)?;
         control.run("verify")?;
         power_off(&hosts.other, control)
@@ -126,8 +117,7 @@ fn a_cut_link_is_waited_for() -> Result<()> {
                 break;
             }
         }
-        let status = wait::until("the move ends", wait::HANG, || Ok(moving.try_wait()?))?;
-        ensure!(status.success(), "{status} {}", text(&moving.wait_with_output()?.stderr));
+        end(moving, &[MOVED])?;
         ensure_moved(&hosts, &hosts.one, &hosts.other)?;
         control.run("verify")?;
         power_off(&hosts.other, control)
@@ -197,8 +187,7 @@ fn a_guest_that_ends_needs_nothing_more() -> Result<()> {
         ensure!(!snapshot.status.success() && said.contains("host"), "{} {said}", snapshot.status);
         let control = hosts.other.control(&guest)?;
         power_off(&hosts.other, control)?;
-        let status = wait::until("the move ends", wait::HANG, || Ok(moving.try_wait()?))?;
-        println!("{status} {}", text(&moving.wait_with_output()?.stderr));
+        wait::until("the move ends", wait::HANG, || Ok(moving.try_wait()?))?;
         hosts.one.ensure_nothing_left()?;
         hosts.other.ensure_nothing_left()
     })
