@@ -76,7 +76,7 @@ pub use action::{
 pub use headroom::{headroom_at, headroom_max, page_out_leaves};
 pub use heat::ChunkOrder;
 pub use machine::{Config, Machine, PageInPolicy, Replacement};
-pub use ops::{FILLS_MAX, KEEPS_MAX, OPS_MAX, OUTS_MAX, OWNS_MAX, ZAP_BATCH};
+pub use ops::{COPY_READS_MAX, FILLS_MAX, KEEPS_MAX, OPS_MAX, OUTS_MAX, OWNS_MAX, ZAP_BATCH};
 pub use state::share::Sharing;
 pub use table::Located;
 pub use watch::WATCH_ZAP_BATCH;

@@ -95,6 +95,11 @@ impl Rounds {
         self.pages.set_oldest_io(oldest);
     }
 
+    /// Chunks go in this order from now on. It has each chunk once.
+    pub fn reorder(&mut self, hot_first: Vec<ChunkIdx>) {
+        self.pages.reorder(hot_first);
+    }
+
     /// What is to be sent next. It counts as sent.
     pub fn next(&mut self, now: Moment) -> Next {
         if self.phase == Phase::Done || self.settings.mode == Mode::Postcopy && self.phase == Phase::Rounds {

@@ -71,6 +71,10 @@ pub enum Command {
     /// The VM moves to another host, or moves no more: from now on [`Command::LookForWrites`] and [`Command::CopyOut`] are
     /// answered, or they are no more. The VM stays armed meanwhile. No image is begun before it is over.
     Move(bool),
+    /// The VM moves to where it has less DRAM than memory: which of its chunks are hot is to be known soon ([`Event::LearnHeat`]).
+    ///
+    /// [`Event::LearnHeat`]: pagoda_core::fault::Event::LearnHeat
+    LearnHeat,
     /// Which pages may have been written since the last look? They are protected again before the answer. The first answer has all
     /// pages.
     LookForWrites(Sender<Result<Look, String>>),

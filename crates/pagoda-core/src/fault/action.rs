@@ -122,6 +122,9 @@ pub enum Event {
     /// mapped writable. Sent again while there is time, until [`super::Machine::sweeps`] says that all have been protected
     /// often enough. It ends with `on: false`, or when an image begins.
     Prepare { on: bool },
+    /// It is to be known soon which chunks are hot, of a VM of which nothing is known because it has room for all of its memory: each
+    /// chunk is zapped once. Ends with `Prepare { on: false }`.
+    LearnHeat,
     /// The newest image of the VM begins here: every page is frozen. From before this event until its answer, which is in
     /// the actions of this very event ([`Action::BeginImage`] or [`Action::RefuseImage`]), the VM is stopped and nobody
     /// writes its memory. `has_parent`: the image has the one before it, in the life of this machine, as its parent, which

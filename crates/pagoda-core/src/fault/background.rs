@@ -6,6 +6,7 @@ use crate::units::{CHUNK_PAGES, ChunkIdx, PageCount};
 use super::action::{Action, Actions, Now, Pages};
 use super::headroom::page_out_leaves;
 use super::machine::Machine;
+use super::ops::ZAP_BATCH;
 use super::reclaim::Want;
 
 /// The queues age at this period (VMemDirect 4.2 leaves it open; the working-set sampling of ESX 5.3 uses 30 s for a VM, a
@@ -47,6 +48,25 @@ impl Machine {
         if wanted && self.ops.zaps() == 0 && !self.pinned {
             self.replenish_cold(self.cold.count() + SAMPLE_CHUNKS, Want::Heat, out);
         }
+    }
+
+    /// Begins to learn which chunks are hot. Where page-out has work to do, the queues know it already.
+    pub(super) fn learn_heat(&mut self) {
+        if self.cap() >= self.config.chunks.pages().0 {
+            self.background.to_learn = self.config.chunks.0;
+        }
+    }
+
+    /// Zaps the next chunks to learn from, some at a time. What is touched behind that goes to the tail of the queues, so those that
+    /// were never zapped come first.
+    pub(super) fn plan_learning(&mut self, out: &mut Actions) {
+        if self.background.to_learn == 0 || !self.armed || self.arming || self.pinned || self.ops.zaps() > 0 {
+            return;
+        }
+        let most = ZAP_BATCH.min(self.background.to_learn as usize);
+        let zapped = self.zap_victims(most, Want::Heat, out) as u32;
+        // Without victims all that is in DRAM was zapped.
+        self.background.to_learn = if zapped == 0 { 0 } else { self.background.to_learn - zapped };
     }
 
     /// Gives outdated swap blocks back while nothing moves: in the middle of paging they are about to be overwritten, and

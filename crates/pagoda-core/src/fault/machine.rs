@@ -220,7 +220,11 @@ impl Machine {
             Event::SetLimit { limit } => self.limit = limit.0.min(self.config.chunks.pages().0),
             Event::SetMin { min } => self.set_min(min),
             Event::Pin => self.pin(out),
-            Event::Prepare { on } => self.prepare(on, out),
+            Event::Prepare { on } => {
+                self.background.to_learn = if on { self.background.to_learn } else { 0 };
+                self.prepare(on, out);
+            }
+            Event::LearnHeat => self.learn_heat(),
             Event::Freeze { has_parent } => self.freeze(has_parent, now, out),
             Event::ProtectFailed { pages } => self.protect_failed(pages),
             Event::Thaw => self.thaw(),
@@ -248,6 +252,7 @@ impl Machine {
         self.serve_waiting(out);
         self.read_ahead_late(out);
         self.plan_arming(out);
+        self.plan_learning(out);
         // A thread that has just been answered may share its CPU with the pager, which is to make way: page-out is planned while
         // the next page-in keeps the disk busy and the thread asleep.
         let woke = answers && self.ops.len() <= ops;

@@ -30,6 +30,11 @@ impl Machine {
         }
     }
 
+    /// Whether a copy of these pages could begin now. A few reads of pages in swap are under way at a time.
+    pub fn has_copy_room(&self, chunk: ChunkIdx, pages: PageSet) -> bool {
+        self.ops.has_copy_room() || !pages.intersects(self.chunk(chunk).swapped())
+    }
+
     /// Pages that may hold something else than zeros, by chunk. Where it cannot be told, these are all pages of a chunk.
     pub fn content(&self) -> Vec<(ChunkIdx, PageSet)> {
         let may_hold = |chunk| {
@@ -68,7 +73,7 @@ impl Machine {
         let wanted = PageSet::range(run.start, run.len);
         let c = self.chunk(chunk);
         // A page-out may have asked for its punch in this very list of actions: then the RAM file is not read any more.
-        if !self.armed || c.busy() || self.is_read_for_move(chunk) {
+        if !self.armed || c.busy() || self.ops.is_copying_out(chunk, wanted) {
             out.push(Action::CopyLater { pages });
             return;
         }
@@ -88,10 +93,6 @@ impl Machine {
             Some(op) => out.push(Action::Keep { op, chunk, pages: swapped }),
             None => copy_later(chunk, swapped, out),
         }
-    }
-
-    fn is_read_for_move(&self, chunk: ChunkIdx) -> bool {
-        self.ops.is_keeping(chunk)
     }
 
     /// A read for a move has ended.

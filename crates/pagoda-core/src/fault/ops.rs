@@ -12,6 +12,8 @@ pub const OPS_MAX: usize = 256;
 pub const FILLS_MAX: usize = 8;
 /// Of the buffers of whole-chunk reads, so many are for what an image lacks: the others are for those who wait.
 pub const KEEPS_MAX: usize = 2;
+/// The same for a move, which cannot have both: a disk that is read by one request at a time gives a part of what it could.
+pub const COPY_READS_MAX: usize = 4;
 /// Page-outs under way, for the same reason.
 pub const OUTS_MAX: usize = 8;
 /// Chunks in one zap: a command costs a wake-up of another process, a chunk in it 5 us (mechanisms.md Q8).
@@ -148,7 +150,8 @@ impl Ops {
         let room = match op.kind {
             OpKind::Page { .. } | OpKind::Scan { .. } => true,
             OpKind::Fill { .. } => self.has_chunk_buffer(),
-            OpKind::Keep { .. } | OpKind::CopyOut { .. } => self.has_chunk_buffer() && self.keeps < KEEPS_MAX,
+            OpKind::Keep { .. } => self.has_chunk_buffer() && self.keeps < KEEPS_MAX,
+            OpKind::CopyOut { .. } => self.has_copy_buffer(),
             OpKind::Out { .. } => self.outs < OUTS_MAX,
             OpKind::Zap { .. } => self.zaps < ZAPS_MAX,
             OpKind::Own { .. } => self.owns < OWNS_MAX,
@@ -196,10 +199,28 @@ impl Ops {
         self.fills + self.keeps < FILLS_MAX
     }
 
-    /// Pages of the chunk are being read for an image or a move.
+    /// Another read for a move may start.
+    pub fn has_copy_room(&self) -> bool {
+        self.has_copy_buffer() && !self.free.is_empty()
+    }
+
+    fn has_copy_buffer(&self) -> bool {
+        self.has_chunk_buffer() && self.keeps < COPY_READS_MAX
+    }
+
+    /// Pages of the chunk are being read for an image.
     pub fn is_keeping(&self, chunk: ChunkIdx) -> bool {
-        let is_keep = |op: &Op| op.chunk == chunk && matches!(op.kind, OpKind::Keep { .. } | OpKind::CopyOut { .. });
+        let is_keep = |op: &Op| op.chunk == chunk && matches!(op.kind, OpKind::Keep { .. });
         self.keeps > 0 && self.slots.iter().flatten().any(is_keep)
+    }
+
+    /// Some of these pages are being read for a move.
+    pub fn is_copying_out(&self, chunk: ChunkIdx, wanted: PageSet) -> bool {
+        let reads = |op: &Op| match op.kind {
+            OpKind::CopyOut { pages, .. } => op.chunk == chunk && pages.intersects(wanted),
+            _ => false,
+        };
+        self.keeps > 0 && self.slots.iter().flatten().any(reads)
     }
 
     pub fn zaps(&self) -> usize {

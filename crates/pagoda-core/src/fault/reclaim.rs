@@ -149,7 +149,7 @@ impl Machine {
         }
     }
 
-    fn zap_victims(&mut self, most: usize, want: Want, out: &mut Actions) -> usize {
+    pub(super) fn zap_victims(&mut self, most: usize, want: Want, out: &mut Actions) -> usize {
         let mut chunks = [ChunkIdx(0); ZAP_BATCH];
         let mut len = 0;
         // Busy chunks are hot: they go to the tail, and the search ends when it has seen as many as it may take.

@@ -113,6 +113,9 @@ impl crate::Sim {
             None => {
                 self.world.moving = Some(Moving::new(self.world.pages()));
                 self.apply(Event::Prepare { on: true });
+                if self.rng.coin() {
+                    self.apply(Event::LearnHeat);
+                }
             }
             Some(_) if self.rng.per_mille(5) => self.end_move(),
             Some(moving) if self.rng.per_mille(20) => moving.lose_link(),

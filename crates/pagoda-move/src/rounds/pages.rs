@@ -37,9 +37,7 @@ pub(super) struct Pages {
 
 impl Pages {
     pub fn new(pages: PageCount, hot_first: Vec<ChunkIdx>, protected_at: IoEpoch) -> Pages {
-        let mut all: Vec<ChunkIdx> = hot_first.clone();
-        all.sort_unstable();
-        assert!(all.into_iter().eq(pages.chunks_ceil().iter()), "the order of chunks has each chunk once");
+        assert_has_all(&hot_first, pages);
         let empty = PageMap::empty(pages);
         Pages {
             ready: empty.clone(),
@@ -94,6 +92,12 @@ impl Pages {
             self.at = (self.at + 1) % self.hot_first.len();
         }
         unreachable!("a ready page is in some chunk")
+    }
+
+    /// What is known of heat has changed.
+    pub fn reorder(&mut self, hot_first: Vec<ChunkIdx>) {
+        assert_has_all(&hot_first, self.ready.pages());
+        (self.hot_first, self.at) = (hot_first, 0);
     }
 
     pub fn begin_round(&mut self) {
@@ -168,4 +172,10 @@ impl Pages {
     pub fn must_send(&self) -> bool {
         self.has_ready() || self.is_held() || !self.sent_now.is_empty() || !self.sent_before.is_empty()
     }
+}
+
+fn assert_has_all(order: &[ChunkIdx], pages: PageCount) {
+    let mut all = order.to_vec();
+    all.sort_unstable();
+    assert!(all.into_iter().eq(pages.chunks_ceil().iter()), "the order of chunks has each chunk once");
 }

@@ -321,3 +321,16 @@ fn the_destination_has_all_when_the_rounds_are_complete() {
         assert_eq!(source, destination, "seed {seed}");
     }
 }
+
+#[test]
+fn what_turns_out_to_be_hot_goes_first() {
+    let mut rounds = rounds(settings());
+    rounds.set_oldest_io(IoEpoch::IDLE);
+    let next = |rounds: &mut Rounds| match rounds.next(Moment::default()) {
+        Next::Send(run) => run.chunk,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(next(&mut rounds), ChunkIdx(3));
+    rounds.reorder([1, 3, 0, 2].map(ChunkIdx).to_vec());
+    assert_eq!([(); 3].map(|()| next(&mut rounds)), [1, 0, 2].map(ChunkIdx), "3 has gone");
+}

@@ -61,6 +61,7 @@ impl Engine {
                 self.settle();
             }
             Command::Move(on) => self.set_moving(on),
+            Command::LearnHeat => self.apply(Event::LearnHeat),
             Command::LookForWrites(asker) => self.mover.ask_look(asker),
             Command::CopyOut(order) => self.mover.ask_copy(order),
             // Whoever asked may have gone.

@@ -22,6 +22,8 @@ use crate::handle::{Content, Copied, CopyOrder, Look};
 const MOVE_PER_MILLE: u32 = 500;
 /// Pages of one copy: some 50 us, for which faults wait.
 const COPY_PAGES: u16 = 64;
+/// Copies among which one is looked for that needs no read, while no further read may begin: 64 chunks of RAM at least.
+const AHEAD: usize = 256;
 /// Runs of pages that are named and not copied before anything else is looked at: some microseconds.
 const NAMED_RUNS: usize = 32;
 /// When a copy that was refused is asked for again: whatever is under way with its chunk takes about as long.
@@ -63,6 +65,8 @@ pub struct Mover {
     looking: Option<(Sender<Result<Look, String>>, Instant)>,
     /// Asked for, and not given to the machine.
     wanted: VecDeque<Copying>,
+    /// All that is next in `wanted` has to be read, and as much as may be is being read.
+    waits_for_reads: bool,
     /// Given to the machine, in this order: a run goes when all of its pages are copied or refused.
     given: Vec<Copying>,
     /// Refused until then.
@@ -78,6 +82,7 @@ impl Mover {
             pace: Pace::new(MOVE_PER_MILLE),
             looking: None,
             wanted: VecDeque::new(),
+            waits_for_reads: false,
             given: Vec::new(),
             later: VecDeque::new(),
         }
@@ -116,6 +121,7 @@ impl Mover {
     /// Somebody wants a copy.
     pub fn ask_copy(&mut self, order: CopyOrder) {
         let copying = Copying { pages: order.pages, to: order.to };
+        self.waits_for_reads = false;
         match self.is_on {
             true if order.is_urgent => self.wanted.push_front(copying),
             true => self.wanted.push_back(copying),
@@ -147,16 +153,27 @@ impl Mover {
             return Turn::Nothing;
         }
         self.name_handed_over(paging);
-        let Some(copying) = self.wanted.pop_front() else { return Turn::Nothing };
-        let Pages { chunk, run } = copying.pages;
-        let len = run.len.min(COPY_PAGES);
-        if run.len > len {
-            let rest = Run { start: run.start + len as u8, len: run.len - len };
-            self.wanted.push_front(Copying { pages: Pages { chunk, run: rest }, to: copying.to.clone() });
+        let Some(at) = self.next_copy(paging) else { return Turn::Nothing };
+        let Copying { pages: Pages { chunk, run }, to } = &mut self.wanted[at];
+        let pages = first_of(Pages { chunk: *chunk, run: *run });
+        self.given.push(Copying { pages, to: to.clone() });
+        let len = pages.run.len;
+        match run.len > len {
+            true => *run = Run { start: run.start + len as u8, len: run.len - len },
+            false => drop(self.wanted.remove(at)),
         }
-        let pages = Pages { chunk, run: Run { start: run.start, len } };
-        self.given.push(Copying { pages, to: copying.to });
         Turn::Copy(pages)
+    }
+
+    /// Which of the copies that are wanted is made next: the first that need not wait for a read of others.
+    fn next_copy(&mut self, paging: &Paging) -> Option<usize> {
+        let can_begin = |copying: &Copying| {
+            let Pages { chunk, run } = first_of(copying.pages);
+            paging.machine().has_copy_room(chunk, PageSet::range(run.start, run.len))
+        };
+        let at = self.wanted.iter().take(AHEAD).position(can_begin);
+        self.waits_for_reads = at.is_none() && !self.wanted.is_empty();
+        at
     }
 
     /// Pages of a tier that is handed over are named, and not copied: those at the front of what is wanted, some at a time.
@@ -211,7 +228,8 @@ impl Mover {
         let now = Instant::now();
         let later = self.later.front().map_or(Duration::MAX, |(until, _)| until.saturating_duration_since(now));
         let is_waiting = self.looking.is_some() && paging.machine().can_look().is_err();
-        let has_work = self.looking.is_some() || !self.wanted.is_empty();
+        // The end of a read wakes the loop.
+        let has_work = self.looking.is_some() || !self.wanted.is_empty() && !self.waits_for_reads;
         let wait = match () {
             () if is_waiting => LATER * 5,
             () if !has_work => Duration::MAX,
@@ -283,6 +301,8 @@ impl Mover {
 
     /// Takes these pages out of what was given to the machine; nothing if the move is another one by now.
     fn take_given(&mut self, pages: Pages) -> Option<Sender<Copied>> {
+        // What has ended may leave room for a read.
+        self.waits_for_reads = false;
         let (start, end) = bounds(pages.run);
         let holds = |copying: &Copying| {
             let (first, last) = bounds(copying.pages.run);
@@ -299,6 +319,11 @@ impl Mover {
         }
         Some(to)
     }
+}
+
+/// What of these pages is copied at once.
+fn first_of(Pages { chunk, run }: Pages) -> Pages {
+    Pages { chunk, run: Run { start: run.start, len: run.len.min(COPY_PAGES) } }
 }
 
 fn bounds(run: Run) -> (u16, u16) {

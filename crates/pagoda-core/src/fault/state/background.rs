@@ -13,6 +13,8 @@ pub struct Background {
     pub trim_cursor: u32,
     /// The next chunk to bring back.
     pub restore_cursor: u32,
+    /// Chunks that are still to be zapped so that it is known which are hot.
+    pub to_learn: u32,
     /// A whole-chunk read failed. Nobody waits for a restore, so it tries again no sooner than the next housekeeping.
     pub restore_paused: bool,
 }

@@ -1,6 +1,7 @@
 //! Looks and copies for a move to another host.
 
 use super::*;
+use crate::fault::COPY_READS_MAX;
 use crate::fault::action::Source;
 
 const WHOLE: Pages = Pages { chunk: ChunkIdx(0), run: Run { start: 0, len: 256 } };
@@ -29,7 +30,7 @@ fn a_copy_is_made_from_wherever_the_page_is() {
     let mut bench = bench();
     let expected = [copied(0, 3, Source::Ram), copied(5, 251, Source::Zero), keep()];
     bench.check(Event::CopyOut { pages: WHOLE }, &expected);
-    // One read of a chunk at a time.
+    // No page is read twice at a time.
     let again = Pages { chunk: ChunkIdx(0), run: Run { start: 4, len: 1 } };
     bench.check(Event::CopyOut { pages: again }, &[Action::CopyLater { pages: again }]);
     bench.read_done(0, Ok(()), &[copied(3, 2, Source::Buffer(OpId(0))), release(0)]);
@@ -72,4 +73,42 @@ fn a_page_that_cannot_be_read_is_named() {
     let failed = Action::CopyFailed { pages: pages(3, 2), error: IoError::Failed(5) };
     bench.read_done(0, READ_ERROR, &[failed, release(0)]);
     assert_eq!(bench.machine.stall(), None, "no guest waits for it");
+}
+
+#[test]
+fn several_parts_of_a_chunk_are_read_at_once() {
+    let mut bench = Bench::new(600, false, [(EMPTY, PageSet::FULL), NONE, NONE, NONE]);
+    bench.apply(Event::Look);
+    for op in 0..COPY_READS_MAX as u16 {
+        let part = pages(u64::from(op) * 8, 8);
+        assert!(bench.machine.has_copy_room(part.chunk, PageSet::range(part.run.start, 8)));
+        let keep = Action::Keep { op: OpId(op), chunk: part.chunk, pages: PageSet::range(part.run.start, 8) };
+        bench.check(Event::CopyOut { pages: part }, &[keep]);
+    }
+    let more = pages(COPY_READS_MAX as u64 * 8, 8);
+    assert!(!bench.machine.has_copy_room(more.chunk, PageSet::range(more.run.start, 8)));
+    bench.check(Event::CopyOut { pages: more }, &[Action::CopyLater { pages: more }]);
+    bench.read_done(1, Ok(()), &[copied(8, 8, Source::Buffer(OpId(1))), release(1)]);
+    bench.apply(Event::CopyOut { pages: more });
+}
+
+#[test]
+fn what_is_hot_is_learned_of_a_vm_that_nothing_was_known_of() {
+    let mut bench = Bench::new(600, false, [(low(3), EMPTY), (low(3), EMPTY), (low(3), EMPTY), NONE]);
+    bench.apply(Event::Prepare { on: true });
+    bench.limit(1024, &[]);
+    let zapped = bench.apply(Event::LearnHeat);
+    assert_eq!(zapped.last(), Some(&zap(0)), "{zapped:?}");
+    bench.apply(zap_done(0, 1));
+    // The guest reads a page of chunk 1.
+    bench.apply(Event::Fault { page: PageIdx(256), access: Read, kind: FaultKind::Unmapped });
+    assert_eq!(bench.machine.chunk_order().in_dram[0], ChunkIdx(1));
+    // Each chunk is zapped once.
+    let ticked = bench.apply(Event::Tick);
+    assert!(!ticked.iter().any(|action| matches!(action, Action::Zap { .. })), "{ticked:?}");
+
+    // Of a VM that has to page it is known already.
+    let mut bench = Bench::new(600, false, [(low(3), EMPTY), NONE, NONE, NONE]);
+    bench.apply(Event::Prepare { on: true });
+    assert!(!bench.apply(Event::LearnHeat).iter().any(|action| matches!(action, Action::Zap { .. })));
 }
