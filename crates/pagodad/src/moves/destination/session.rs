@@ -193,18 +193,7 @@ impl Session {
                 self.send(&Control::RoundKept { attempt: self.attempt, round });
                 self.load_if_all_is_here();
             }
-            Input::Prepared(Ok(arriving)) => {
-                self.registry.moves.sessions.set_store(self.attempt, &arriving.store);
-                self.id = Some(arriving.id);
-                self.pid = self.registry.find_by_id(arriving.id, |vm| vm.record.pid.0);
-                self.arriving = Some(*arriving);
-                self.show(|progress| progress.phase = "copying");
-                self.apply(DestinationEvent::Prepared);
-            }
-            Input::Prepared(Err(why)) => {
-                self.refuse(why);
-                self.apply(DestinationEvent::CannotPrepare);
-            }
+            Input::Prepared(prepared) => self.prepared(prepared.map(|arriving| *arriving)),
             Input::Stored(chunk, pages) => {
                 if let Some(tail) = &mut self.tail {
                     tail.stored(chunk, pages);
@@ -235,6 +224,23 @@ impl Session {
                 tracing::warn!(vm = %self.vm, "its move to this host goes on, for it was granted: {why}")
             }
             Input::Cut => self.cut(),
+        }
+    }
+
+    fn prepared(&mut self, prepared: Result<Arriving, String>) {
+        match prepared {
+            Ok(arriving) => {
+                self.registry.moves.sessions.set_store(self.attempt, &arriving.store);
+                self.id = Some(arriving.id);
+                self.pid = self.registry.find_by_id(arriving.id, |vm| vm.record.pid.0);
+                self.arriving = Some(arriving);
+                self.show(|progress| progress.phase = "copying");
+                self.apply(DestinationEvent::Prepared);
+            }
+            Err(why) => {
+                self.refuse(why);
+                self.apply(DestinationEvent::CannotPrepare);
+            }
         }
     }
 
