@@ -38,13 +38,13 @@ pub use balloon::{BalloonInfo, GuestMemory, check_balloon_target};
 pub use clone::{CLONE_BODY_BYTES_MAX, CLONES_MAX, CloneRequest, CreatedClones, NewClone, check_clone_names};
 pub use crashed::{Candidate, Crash, CrashedVm, Restorable};
 pub use dram::{DRAM_BYTES_MIN, DRAM_FRACTION_MIN, MEMORY_GRANULE_BYTES, check_dram, dram_bytes_min};
-pub use hosts::{HOST_NAME_MAX, HostList, HostLook, HostPing, OwnHost, TrustedHost, check_host_name};
+pub use hosts::{HOST_NAME_MAX, HostArbiter, HostList, HostLook, HostPing, OwnHost, TrustedHost, check_host_name};
 pub use kind::VmKind;
 pub use latency::{Latency, RoundWait};
 pub use launch::{LAUNCH_BYTES_MAX, Launch, UNKNOWN_LAUNCH};
 pub use moves::{
-    MOVE_DOWNTIME_MS_DEFAULT, MOVE_DOWNTIME_MS_MAX, MOVE_DOWNTIME_MS_MIN, MOVE_TIME_S_MAX, MoveDirection, MoveList,
-    MoveMode, MoveOnTimeout, MoveOutcome, MovePhase, MovePlan, MoveRemote, MoveReply, MoveRequest, MoveRoom,
+    MOVE_DOWNTIME_MS_DEFAULT, MOVE_DOWNTIME_MS_MAX, MOVE_DOWNTIME_MS_MIN, MOVE_TIME_S_MAX, MoveArbiter, MoveDirection,
+    MoveList, MoveMode, MoveOnTimeout, MoveOutcome, MovePhase, MovePlan, MoveRemote, MoveReply, MoveRequest, MoveRoom,
     MoveStatus, RemoteFate,
 };
 pub use name::{VM_FILE_NAME_LEN_MAX, check_vm_name, vm_file_name};

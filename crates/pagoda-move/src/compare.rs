@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::units::Generation;
+use crate::units::{Generation, RegisterId};
 use crate::wire::limits::{PROTOCOL_VERSION, REASONS_MAX};
 use crate::wire::offer::{Capabilities, Hello, Reason, ReasonKind, RegionFacts, Welcome};
 
@@ -32,6 +32,8 @@ pub struct HostFacts<'a> {
     pub capabilities: Capabilities,
     /// What this host cannot do without.
     pub required: Capabilities,
+    /// Those of its arbiter, if it has one and reaches it.
+    pub register: Option<RegisterId>,
     /// The QEMU that would run the VM, if there is one.
     pub qemu: Option<&'a str>,
     /// Machine types that it knows.
@@ -74,9 +76,16 @@ pub fn compare(hello: &Hello, host: &HostFacts<'_>) -> Result<Welcome, Vec<Reaso
     Ok(Welcome {
         attempt: hello.attempt,
         protocol: PROTOCOL_VERSION,
-        capabilities: hello.capabilities.both(host.capabilities),
+        capabilities: agreed(hello, host),
         software: host.software.to_owned(),
     })
+}
+
+/// What both can do. Two hosts have an arbiter if they ask the same registers: an etcd each is none.
+fn agreed(hello: &Hello, host: &HostFacts<'_>) -> Capabilities {
+    let both = hello.capabilities.both(host.capabilities);
+    let is_one = hello.register.is_some() && hello.register == host.register;
+    if is_one { both } else { both.without(Capabilities::ARBITER) }
 }
 
 fn compare_versions(hello: &Hello, host: &HostFacts<'_>, reasons: &mut Vec<Reason>) {
@@ -209,6 +218,7 @@ mod tests {
             capabilities: Capabilities::LZ4.with(Capabilities::POSTCOPY),
             required: Capabilities::POSTCOPY,
             unix_s: 1000,
+            register: RegisterId::of(7),
             software: "0.1.0".to_owned(),
             vm: "web1".to_owned(),
             qemu: "10.0.2".to_owned(),
@@ -218,20 +228,25 @@ mod tests {
         }
     }
 
-    fn check(change: impl FnOnce(&mut Hello, &mut HostFacts<'_>), expected: &[(ReasonKind, &str)]) {
-        let (mut hello, regions) = (hello(), regions());
-        let mut host = HostFacts {
+    fn host(regions: &[RegionFacts]) -> HostFacts<'_> {
+        HostFacts {
             software: "0.1.1",
             unix_s: 1050,
             capabilities: Capabilities::POSTCOPY,
             required: Capabilities::default(),
+            register: RegisterId::of(7),
             qemu: Some("7.2.22"),
             machines: &["pc-q35-7.1", "pc-q35-7.2"],
             cpu_features: &["sse", "avx2", "avx512f"],
-            regions: &regions,
+            regions,
             namesake: Namesake::None,
             forbidden: &[],
-        };
+        }
+    }
+
+    fn check(change: impl FnOnce(&mut Hello, &mut HostFacts<'_>), expected: &[(ReasonKind, &str)]) {
+        let (mut hello, regions) = (hello(), regions());
+        let mut host = host(&regions);
         change(&mut hello, &mut host);
         match compare(&hello, &host) {
             Ok(welcome) => {
@@ -252,6 +267,28 @@ mod tests {
     fn a_host_that_can_have_the_vm_takes_it() {
         check(|_, _| (), &[]);
         check(|hello, _| hello.qemu = "7.2".to_owned(), &[]);
+    }
+
+    #[test]
+    fn an_arbiter_is_agreed_on_by_hosts_that_ask_the_same_registers() {
+        let regions = regions();
+        for (theirs, ours, is_agreed) in [(7, 7, true), (7, 8, false), (7, 0, false), (0, 7, false), (0, 0, false)] {
+            let capabilities = Capabilities::POSTCOPY.with(Capabilities::ARBITER);
+            let hello = Hello { register: RegisterId::of(theirs), capabilities, ..hello() };
+            let host = HostFacts { register: RegisterId::of(ours), capabilities, ..host(&regions) };
+            let welcome = compare(&hello, &host).expect("it is no reason to refuse");
+            assert_eq!(welcome.capabilities.has(Capabilities::ARBITER), is_agreed, "{theirs} {ours}");
+            assert!(welcome.capabilities.has(Capabilities::POSTCOPY));
+        }
+        // One that does not say that it can is not asked to.
+        let hello = hello();
+        let host = HostFacts { capabilities: Capabilities::ARBITER, ..host(&regions) };
+        assert!(
+            !compare(&Hello { required: Capabilities::default(), ..hello }, &host)
+                .unwrap()
+                .capabilities
+                .has(Capabilities::ARBITER)
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! | 7 | 0 |
 //! | 8..16 | attempt; 0 if there is none |
 //! | 16..24 | generation that the attempt offered; at which the VM is owned, if there is none |
-//! | 24..32 | 0 |
+//! | 24..32 | the arbiter's registers that both hosts ask for this attempt; 0 if they ask none, and never 0 where the arbiter decides |
 //! | 32..64 | key of the other host; zeros if there is none |
 //!
 //! A VM that is owned tells of the last attempt by which another host may have it or may take it to be here. What that host says of this
@@ -17,7 +17,7 @@
 //!
 //! The length never changes, so a disk that becomes full does not keep a note from being replaced in its place.
 
-use crate::units::{AttemptId, Generation, HostKey};
+use crate::units::{AttemptId, Generation, HostKey, RegisterId};
 use crate::wire::Malformed;
 use crate::wire::control::DecidedBy;
 
@@ -47,12 +47,14 @@ impl Decision {
     }
 }
 
-/// The other host of an attempt, and the generation that the grant offers.
+/// The other host of an attempt, the generation that the grant offers, and the arbiter's registers that both ask: those, and no others,
+/// whatever is configured later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offered {
     pub attempt: AttemptId,
     pub peer: HostKey,
     pub generation: Generation,
+    pub register: Option<RegisterId>,
 }
 
 /// A VM that is this host's: at which generation, and the last attempt by which another host has a word to say of it.
@@ -106,7 +108,8 @@ pub enum Note {
 
 impl Note {
     pub fn encode(self) -> [u8; NOTE_SIZE] {
-        const NONE: Offered = Offered { attempt: AttemptId(0), peer: HostKey([0; 32]), generation: Generation(0) };
+        const NONE: Offered =
+            Offered { attempt: AttemptId(0), peer: HostKey([0; 32]), generation: Generation(0), register: None };
         let (kind, decision, offered) = match self {
             Note::Owned(Owned::Alone(generation)) => (1, 0, Offered { generation, ..NONE }),
             Note::Owned(Owned::Came(offered)) => (1, 1, offered),
@@ -125,6 +128,7 @@ impl Note {
         bytes[4..7].copy_from_slice(&[VERSION, kind, decision]);
         bytes[8..16].copy_from_slice(&offered.attempt.0.to_le_bytes());
         bytes[16..24].copy_from_slice(&offered.generation.0.to_le_bytes());
+        bytes[24..32].copy_from_slice(&RegisterId::number(offered.register).to_le_bytes());
         bytes[32..].copy_from_slice(&offered.peer.0);
         bytes
     }
@@ -137,7 +141,8 @@ impl Note {
             return Err(Malformed("no note of this version"));
         }
         let peer = HostKey(std::array::from_fn(|index| bytes[32 + index]));
-        let offered = Offered { attempt: AttemptId(number(8)), peer, generation: Generation(number(16)) };
+        let (attempt, generation) = (AttemptId(number(8)), Generation(number(16)));
+        let offered = Offered { attempt, peer, generation, register: RegisterId::of(number(24)) };
         let note = match bytes[5..7] {
             [1, 0] => Note::Owned(Owned::Alone(offered.generation)),
             [1, 1] => Note::Owned(Owned::Came(offered)),
@@ -159,7 +164,12 @@ impl Note {
             Note::Owned(owned) if owned.offered().is_some() => (1..u64::MAX).contains(&offered.generation.0),
             _ => true,
         };
-        if note.encode() == bytes && has_attempt && is_between {
+        let is_arbitrated = matches!(
+            note,
+            Note::Given(_, Decision::Arbiter | Decision::TakingBack) | Note::Accepted(_, DecidedBy::Arbiter)
+        );
+        let can_ask = offered.register.is_some() || !is_arbitrated;
+        if note.encode() == bytes && has_attempt && is_between && can_ask {
             Ok(note)
         } else {
             Err(Malformed("reserved bytes of a note"))
@@ -172,8 +182,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const OFFERED: Offered =
-        Offered { attempt: AttemptId(0x1122_3344_5566_7788), peer: HostKey([0xab; 32]), generation: Generation(9) };
+    const OFFERED: Offered = Offered {
+        attempt: AttemptId(0x1122_3344_5566_7788),
+        peer: HostKey([0xab; 32]),
+        generation: Generation(9),
+        register: RegisterId::of(0x0102_0304_0506_0708),
+    };
 
     #[test]
     fn notes_have_the_bytes_of_the_table() {
@@ -200,9 +214,13 @@ mod tests {
             (Note::Owned(Owned::Back(OFFERED)), b"\x01\x03"),
         ];
         for (note, kind) in notes {
-            let head = [b"PMVN\x01", &kind[..], b"\0\x88\x77\x66\x55\x44\x33\x22\x11\x09\0\0\0\0\0\0\0"].concat();
+            let rest = b"\0\x88\x77\x66\x55\x44\x33\x22\x11\x09\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01";
+            let head = [b"PMVN\x01", &kind[..], rest].concat();
             check(note, &head, &[0xab; 32]);
         }
+        let alone = Offered { register: None, ..OFFERED };
+        let rest = b"\0\x88\x77\x66\x55\x44\x33\x22\x11\x09\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+        check(Note::Accepted(alone, DecidedBy::Grant), &[b"PMVN\x01\x04\0", &rest[..]].concat(), &[0xab; 32]);
     }
 
     #[test]
@@ -217,7 +235,7 @@ mod tests {
     #[test]
     fn what_nobody_writes_is_refused() {
         let good = Note::Given(OFFERED, Decision::Arbiter).encode();
-        for (at, value) in [(0, 0), (4, 2), (5, 0), (5, 6), (6, 3), (7, 1), (24, 1), (31, 1)] {
+        for (at, value) in [(0, 0), (4, 2), (5, 0), (5, 6), (6, 3), (7, 1)] {
             let mut bytes = good;
             bytes[at] = value;
             assert!(Note::decode(bytes).is_err(), "{at} {value}");
@@ -232,6 +250,18 @@ mod tests {
                 assert!(Note::decode(bytes).is_err(), "{owned:?} {generation}");
             }
         }
+        // Nobody could be asked.
+        let alone = Offered { register: None, ..OFFERED };
+        for note in [
+            Note::Given(alone, Decision::Arbiter),
+            Note::Given(alone, Decision::TakingBack),
+            Note::Accepted(alone, DecidedBy::Arbiter),
+        ] {
+            assert!(Note::decode(note.encode()).is_err(), "{note:?}");
+        }
+        let mut bytes = Note::Owned(Owned::Alone(Generation(7))).encode();
+        bytes[24] = 1;
+        assert!(Note::decode(bytes).is_err(), "an arbiter of no attempt");
         // A VM that no attempt has a word about has no peer.
         let mut bytes = Note::Owned(Owned::Came(OFFERED)).encode();
         bytes[6] = 0;

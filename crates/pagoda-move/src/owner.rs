@@ -9,6 +9,7 @@
 //! has neither for a message's attempt asks [`answer`]. The rules and what each crash leads to are in `docs/protocol/move.md`.
 
 mod answer;
+mod claim;
 mod destination;
 mod link;
 mod notes;
@@ -17,10 +18,11 @@ mod source;
 mod types;
 
 pub use answer::{Answer, answer, settled_by};
+pub use claim::{Claim, Registered, Step};
 pub use destination::Destination;
 pub use recover::{Recovered, recover};
 pub use source::Source;
 pub use types::{
-    Action, Claim, DestinationEvent, End, GIVE_UP_AFTER, NO_ARBITER_AFTER, Qemu, RETRY_EVERY, Registered, STOPPED_MAX,
-    SourceEvent, TAKE_BACK_AFTER,
+    Action, DestinationEvent, End, GIVE_UP_AFTER, NO_ARBITER_AFTER, Qemu, RETRY_EVERY, STOPPED_MAX, SourceEvent,
+    TAKE_BACK_AFTER,
 };

@@ -3,6 +3,7 @@
 //! Sizes and pages are those of `pagoda-core`. Every number is an integer. What divides says in its name how it rounds.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::ops::Add;
 use std::time::Duration;
 
@@ -91,6 +92,33 @@ pub struct HostKey(pub [u8; 32]);
 impl fmt::Debug for HostKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "HostKey({:02x}{:02x}..)", self.0[0], self.0[1])
+    }
+}
+
+/// Registers of an arbiter: which ones, by a number that no others have. Hosts that know them by one number ask the same ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RegisterId(pub NonZeroU64);
+
+impl RegisterId {
+    /// As it is in messages and notes, where 0 says that there are none.
+    pub const fn of(number: u64) -> Option<RegisterId> {
+        match NonZeroU64::new(number) {
+            Some(number) => Some(RegisterId(number)),
+            None => None,
+        }
+    }
+
+    pub const fn number(id: Option<RegisterId>) -> u64 {
+        match id {
+            Some(RegisterId(number)) => number.get(),
+            None => 0,
+        }
+    }
+}
+
+impl fmt::Display for RegisterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
     }
 }
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use pagoda_move::note::{Decision, Note, Offered, Owned};
 use pagoda_move::owner::{
-    Action, Answer, Destination, DestinationEvent, End, NO_ARBITER_AFTER, Qemu, RETRY_EVERY, Recovered, Registered,
-    Source, SourceEvent, TAKE_BACK_AFTER, answer, recover, settled_by,
+    Action, Answer, Claim, Destination, DestinationEvent, End, NO_ARBITER_AFTER, Qemu, RETRY_EVERY, Recovered,
+    Registered, Source, SourceEvent, Step, TAKE_BACK_AFTER, answer, recover, settled_by,
 };
-use pagoda_move::units::{AttemptId, ConnectionNo, Generation, HostKey, Moment};
+use pagoda_move::units::{AttemptId, ConnectionNo, Generation, HostKey, Moment, RegisterId};
 use pagoda_move::wire::Control;
 use pagoda_move::wire::control::{DecidedBy, Holding, Verdict};
 use pagoda_move::wire::offer::{Capabilities, Hello};
@@ -21,7 +21,21 @@ const BACK: Generation = Generation(6);
 const MINE: Registered = Registered { generation: OWN, owner: HOME };
 
 fn offered(peer: HostKey) -> Offered {
-    Offered { attempt: ATTEMPT, peer, generation: OFFERED }
+    Offered { attempt: ATTEMPT, peer, generation: OFFERED, register: None }
+}
+
+fn register() -> RegisterId {
+    RegisterId::of(9).expect("it is not 0")
+}
+
+/// The same, where both hosts ask an arbiter.
+fn arbitrated(peer: HostKey) -> Offered {
+    Offered { register: Some(register()), ..offered(peer) }
+}
+
+fn claim(step: Step) -> Action {
+    let (register, attempt) = (register(), ATTEMPT);
+    Action::Ask(Claim { register, attempt, source: HOME, destination: AWAY, offered: OFFERED, step })
 }
 
 /// A machine, its time, and what it wanted last.
@@ -55,10 +69,10 @@ impl Rig<Source> {
 
     /// All is at the destination, and the note that gives the VM away is being written.
     fn noting(arbiter: bool) -> Rig<Source> {
-        let mut actions = Vec::new();
-        let machine = Source::begin(HOME, OWN, offered(AWAY), arbiter, Moment::default(), &mut actions);
-        let mut rig = Rig { machine, now: Moment::default(), actions };
+        let machine = Source::begin(HOME, OWN, offered(AWAY), Moment::default());
+        let mut rig = Rig { machine, now: Moment::default(), actions: Vec::new() };
         if arbiter {
+            assert!(rig.take(SourceEvent::Agreed(register())).wants(&claim(Step::Begin)));
             rig.take(SourceEvent::Arbiter(Some(MINE)));
         }
         rig.take(SourceEvent::Switch);
@@ -71,7 +85,8 @@ impl Rig<Source> {
     fn granted(arbiter: bool) -> Rig<Source> {
         let mut rig = Rig::noting(arbiter);
         let decision = if arbiter { Decision::Arbiter } else { Decision::Grant };
-        assert!(rig.wants(&Action::Write(Some(Note::Given(offered(AWAY), decision)))));
+        let offered = if arbiter { arbitrated(AWAY) } else { offered(AWAY) };
+        assert!(rig.wants(&Action::Write(Some(Note::Given(offered, decision)))));
         rig.take(SourceEvent::Written(true));
         assert!(rig.sends(grant(decision.on_the_wire())));
         rig
@@ -87,7 +102,8 @@ impl Rig<Destination> {
 
     fn ready(arbiter: bool) -> Rig<Destination> {
         let mut actions = Vec::new();
-        let machine = Destination::begin(AWAY, offered(HOME), None, arbiter, Moment::default(), &mut actions);
+        let offered = if arbiter { arbitrated(HOME) } else { offered(HOME) };
+        let machine = Destination::begin(AWAY, offered, None, Moment::default(), &mut actions);
         let mut rig = Rig { machine, now: Moment::default(), actions };
         rig.take(DestinationEvent::Written(true));
         assert!(rig.wants(&Action::Prepare));
@@ -198,7 +214,7 @@ fn a_source_that_comes_back_with_a_vm_that_an_operator_took_over_gives_it_away_a
 #[test]
 fn nobody_ends_a_vm_of_which_the_note_does_not_tell() {
     const THIRD: HostKey = HostKey([3; 32]);
-    let other = |peer| Offered { attempt: AttemptId(8), peer, generation: OFFERED };
+    let other = |peer| Offered { attempt: AttemptId(8), ..offered(peer) };
     let owned = [
         Owned::Alone(OWN),
         Owned::Alone(OFFERED),
@@ -221,7 +237,7 @@ fn nobody_ends_a_vm_of_which_the_note_does_not_tell() {
             let withdraw = Control::Withdraw { attempt: ATTEMPT, generation };
             for message in [grant, withdraw] {
                 let expected = match own.generation() < generation {
-                    true => Answer::Refuse(Offered { attempt: ATTEMPT, peer: AWAY, generation }, DecidedBy::Grant),
+                    true => Answer::Refuse(Offered { generation, ..offered(AWAY) }, DecidedBy::Grant),
                     false => Answer::Unknown,
                 };
                 assert_eq!(answer(note, AWAY, &message), expected, "{own:?} {message:?}");
@@ -260,6 +276,7 @@ fn a_hello_of_another_vm_ends_none_that_runs() {
         capabilities: Capabilities::default(),
         required: Capabilities::default(),
         unix_s: 0,
+        register: None,
         software: String::new(),
         vm: "web1".into(),
         qemu: String::new(),
@@ -281,7 +298,7 @@ fn a_hello_of_another_vm_ends_none_that_runs() {
 fn a_grant_that_needs_no_arbiter_takes_the_place_of_one_that_does() {
     let mut destination = Rig::ready(true);
     destination.take(DestinationEvent::Message(&grant(DecidedBy::Arbiter))).take(DestinationEvent::Written(true));
-    assert!(matches!(destination.actions[..], [Action::Ask(_)]));
+    assert_eq!(destination.actions, [claim(Step::Run)]);
     destination.now = Moment(NO_ARBITER_AFTER);
     destination.take(DestinationEvent::Arbiter(None));
     let asks = Control::NoArbiter { attempt: ATTEMPT, generation: OFFERED };
@@ -289,7 +306,7 @@ fn a_grant_that_needs_no_arbiter_takes_the_place_of_one_that_does() {
 
     let mut source = Rig::granted(true);
     source.take(SourceEvent::Message(&asks));
-    assert!(source.wants(&Action::Write(Some(Note::Given(offered(AWAY), Decision::Grant)))));
+    assert!(source.wants(&Action::Write(Some(Note::Given(arbitrated(AWAY), Decision::Grant)))));
     assert!(!source.sends(grant(DecidedBy::Grant)), "before its note is durable");
     source.take(SourceEvent::Written(true)).after(RETRY_EVERY);
     assert!(source.sends(grant(DecidedBy::Grant)));
@@ -303,16 +320,16 @@ fn a_grant_that_needs_no_arbiter_takes_the_place_of_one_that_does() {
 fn a_source_that_has_asked_for_the_vm_never_gives_such_a_grant_not_even_after_a_restart() {
     let mut source = Rig::granted(true);
     source.after(TAKE_BACK_AFTER);
-    let note = Note::Given(offered(AWAY), Decision::TakingBack);
+    let note = Note::Given(arbitrated(AWAY), Decision::TakingBack);
     assert_eq!(source.actions[0], Action::Write(Some(note)));
     assert!(!source.actions.iter().any(|action| matches!(action, Action::Ask(_))), "before its note is durable");
     source.take(SourceEvent::Written(true));
-    assert!(source.actions.iter().any(|action| matches!(action, Action::Ask(_))));
+    assert!(source.wants(&claim(Step::TakeBack)));
     let asks = Control::NoArbiter { attempt: ATTEMPT, generation: OFFERED };
     assert!(!source.take(SourceEvent::Message(&asks)).actions.iter().any(|action| matches!(action, Action::Write(_))));
 
     let mut actions = Vec::new();
-    let recovered = recover(HOME, Some(note), Qemu::Stopped, true, source.now, &mut actions);
+    let recovered = recover(HOME, Some(note), Qemu::Stopped, source.now, &mut actions);
     let Recovered::Source(machine) = recovered else { panic!("{recovered:?}") };
     let mut source = Rig { machine: *machine, now: source.now, actions };
     source.take(SourceEvent::LinkUp).take(SourceEvent::Message(&asks));
@@ -356,8 +373,7 @@ fn a_destination_that_cannot_write_refuses_when_it_can() {
     // A daemon that starts says so again.
     let mut actions = Vec::new();
     let note = Some(Note::Refused(offered(HOME)));
-    let Recovered::Destination(machine) = recover(AWAY, note, Qemu::Stopped, false, destination.now, &mut actions)
-    else {
+    let Recovered::Destination(machine) = recover(AWAY, note, Qemu::Stopped, destination.now, &mut actions) else {
         panic!("nobody goes on")
     };
     let mut again = Rig { machine: *machine, now: destination.now, actions };

@@ -1,7 +1,7 @@
 //! `pagoda host ls|trust|untrust|ping`: other hosts.
 
 use anyhow::Result;
-use pagoda_api::{Client, HostList, HostPing, TrustedHost};
+use pagoda_api::{Client, HostArbiter, HostList, HostPing, OwnHost, TrustedHost};
 
 use crate::cli::HostTrust;
 use crate::output::{Format, Side, Table, lines_text, print_json, print_text};
@@ -42,7 +42,7 @@ fn print_list(list: &HostList, format: Format) -> Result<()> {
     }
     let own = &list.own;
     let listen = own.listen.as_deref().unwrap_or("nowhere: set `listen` in the section [hosts] of the configuration");
-    print_text(&lines_text(&[("host", own.name.clone()), ("key", own.key.clone()), ("listens", listen.to_owned())]))?;
+    print_text(&own_text(own, listen))?;
     if list.hosts.is_empty() {
         return Ok(());
     }
@@ -52,6 +52,16 @@ fn print_list(list: &HostList, format: Format) -> Result<()> {
     }
     print_text("\n")?;
     Ok(table.print()?)
+}
+
+fn own_text(own: &OwnHost, listen: &str) -> String {
+    let mut lines = vec![("host", own.name.clone()), ("key", own.key.clone()), ("listens", listen.to_owned())];
+    let says = |HostArbiter { reachable, says }: &HostArbiter| match reachable {
+        true => says.clone(),
+        false => format!("not reached: {says}"),
+    };
+    lines.extend(own.arbiter.as_ref().map(|arbiter| ("arbiter", says(arbiter))));
+    lines_text(&lines)
 }
 
 fn ping_text(ping: &HostPing) -> String {
@@ -77,6 +87,17 @@ mod tests {
     use pagoda_api::HostLook;
 
     use super::*;
+
+    #[test]
+    fn an_arbiter_is_shown_if_one_is_configured() {
+        let own = OwnHost { name: "node-17".into(), key: "3f".into(), ..OwnHost::default() };
+        assert!(!own_text(&own, "nowhere").contains("arbiter"));
+        for (reachable, expected) in [(true, " etcd, registers 07\n"), (false, " not reached: etcd, registers 07\n")] {
+            let arbiter = Some(HostArbiter { reachable, says: "etcd, registers 07".into() });
+            let said = own_text(&OwnHost { arbiter, ..own.clone() }, "nowhere");
+            assert!(said.ends_with(expected), "{said}");
+        }
+    }
 
     #[test]
     fn a_ping_in_words() {

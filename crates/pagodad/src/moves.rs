@@ -1,5 +1,6 @@
 //! VMs that move between hosts: `pagoda vm move`.
 
+pub mod arbiter;
 pub mod board;
 mod capabilities;
 pub mod channel;

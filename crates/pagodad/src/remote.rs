@@ -184,4 +184,4 @@ pub fn give_back_of_before(dirs: &Dirs, pending: &[Record], vms: &[Record]) {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -50,6 +50,11 @@ pub enum EtcdError {
     GenerationsUsedUp,
     #[error("server {id} is at {addr} with another key: give this one another number, or wait until that one is gone")]
     NodeTaken { id: u32, addr: String },
+    #[error(
+        "{key}: the registers of moves are others than before: etcd was emptied, or its keys were removed; moves that were under way \
+         have no arbiter any more"
+    )]
+    OtherRegisters { key: String },
     #[error("the lease {lease:x} is over")]
     LeaseLost { lease: u64 },
 }

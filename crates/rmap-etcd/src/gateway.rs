@@ -210,6 +210,11 @@ impl Gateway {
         })
     }
 
+    /// The cluster that has answered.
+    pub fn cluster(&self) -> Option<u64> {
+        self.cluster
+    }
+
     /// That of the last answer that stands in the order of all changes.
     pub fn revision(&self) -> u64 {
         self.revision

@@ -32,6 +32,16 @@ impl Keys {
         format!("{}names/{name}", self.root)
     }
 
+    /// Which registers those of moves are.
+    pub fn registers(&self) -> String {
+        format!("{}registers", self.root)
+    }
+
+    /// The register of an attempt to move a VM.
+    pub fn register(&self, attempt: u64) -> String {
+        format!("{}moves/{attempt:016x}", self.root)
+    }
+
     /// All that is kept of a space.
     pub fn space(&self, space: SpaceId) -> String {
         format!("{}spaces/{:016x}/", self.root, space.0)
@@ -75,6 +85,7 @@ mod tests {
         let keys = Keys::new("lab");
         let (map, slab) = (keys.map(SpaceId(0xab)), keys.slab(SpaceId(0xab), SlabNo(0x1f)));
         assert_eq!(slab, "/rmap/1/lab/spaces/00000000000000ab/map/0000001f");
+        assert_eq!(keys.register(0xab), "/rmap/1/lab/moves/00000000000000ab");
         assert_eq!(slab_of(&map, &slab), Some(SlabNo(0x1f)));
         for bad in ["", "1f", "0000001F", "+000001f", "0000001fx", "00000001f"] {
             assert_eq!(slab_of(&map, &format!("{map}{bad}")), None, "{bad}");

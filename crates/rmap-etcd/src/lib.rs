@@ -2,7 +2,7 @@
 //!
 //! The page path never waits for etcd. [`Control`] asks it on a thread of its own and gives a driver of
 //! [`rmap::client::Client`] the answers as they come; [`Member`] keeps a server's record alive on another. [`Etcd`] is the
-//! store itself, for commands and for those two. The keys and values are described in `docs/protocol/etcd.md`.
+//! store itself, for commands and for those two. [`Registers`] says who owns a VM that moves between hosts, which is nothing of rmap's. The keys and values are described in `docs/protocol/etcd.md`.
 //!
 //! # When something fails
 //!
@@ -19,6 +19,7 @@ mod error;
 mod gateway;
 mod keys;
 mod member;
+mod registers;
 mod spaces;
 mod store;
 mod values;
@@ -27,6 +28,7 @@ pub use config::{EtcdConfig, TlsFiles};
 pub use control::{Control, Health, HealthView, Ownership};
 pub use error::EtcdError;
 pub use member::{Load, Member, Membership};
+pub use registers::Registers;
 pub use spaces::NewSpace;
 pub use store::{BATCH_MAX, Etcd};
-pub use values::{NAME_MAX, Node, NodeState, Owner, Space, VALUE_MAX};
+pub use values::{NAME_MAX, Node, NodeState, Owner, Register, Space, VALUE_MAX};

@@ -15,6 +15,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub const NAME_MAX: usize = 64;
 /// Longest value that is looked at: several times what any takes.
 pub const VALUE_MAX: usize = 4096;
+/// Longest name of a VM, which may have letters of any language.
+const VM_NAME_MAX: usize = 255;
 /// Of the values. Another one is refused: nothing is guessed.
 const VERSION: u32 = 1;
 
@@ -67,6 +69,23 @@ pub struct Owner {
     pub host: String,
     /// Of one attempt to take over: its author knows it again.
     pub nonce: u64,
+}
+
+/// Which registers those of moves are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegistersId {
+    /// Random, and not 0.
+    pub nonce: u64,
+}
+
+/// Who owns a VM that moves, as its arbiter has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Register {
+    /// The VM's name, for operators.
+    pub vm: String,
+    pub generation: u64,
+    /// The owner's public key.
+    pub owner: [u8; 32],
 }
 
 /// A value of etcd.
@@ -160,6 +179,22 @@ struct EntryText {
 struct CopyText {
     server: u32,
     grant: Hex,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RegistersText {
+    v: u32,
+    nonce: Hex,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RegisterText {
+    v: u32,
+    vm: String,
+    generation: Hex,
+    owner: String,
 }
 
 fn text(value: &impl Serialize) -> Vec<u8> {
@@ -272,6 +307,39 @@ impl Value for Owner {
             return wrong(format!("generation {generation}"));
         }
         Ok(Owner { generation: Generation(generation), sealed, host, nonce: nonce.0 })
+    }
+}
+
+impl Value for RegistersId {
+    fn encode(&self) -> Vec<u8> {
+        text(&RegistersText { v: VERSION, nonce: Hex(self.nonce) })
+    }
+
+    fn decode(bytes: &[u8]) -> Result<RegistersId, String> {
+        let RegistersText { nonce, .. } = parse(bytes)?;
+        if nonce.0 == 0 {
+            return wrong("registers of the number 0");
+        }
+        Ok(RegistersId { nonce: nonce.0 })
+    }
+}
+
+impl Value for Register {
+    fn encode(&self) -> Vec<u8> {
+        let owner = format!("{:?}", PublicKey(self.owner));
+        text(&RegisterText { v: VERSION, vm: self.vm.clone(), generation: Hex(self.generation), owner })
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Register, String> {
+        let RegisterText { vm, generation, owner, .. } = parse(bytes)?;
+        if vm.is_empty() || vm.len() > VM_NAME_MAX || vm.chars().any(char::is_control) {
+            return wrong(format!("the name of a VM is 1 to {VM_NAME_MAX} bytes without control characters"));
+        }
+        let Some(owner) = parse_key(&owner) else { return wrong("a public key is 64 hexadecimal digits") };
+        if generation.0 == 0 {
+            return wrong("generation 0");
+        }
+        Ok(Register { vm, generation: generation.0, owner: owner.0 })
     }
 }
 

@@ -36,6 +36,18 @@ pub struct OwnHost {
     /// Where the daemon listens for other hosts, as `ADDR:PORT`; absent if it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen: Option<String>,
+    /// The arbiter of moves; absent if none is configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arbiter: Option<HostArbiter>,
+}
+
+/// What decides about a VM whose link is cut in the moment of its grant.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostArbiter {
+    /// This host has reached it a few seconds ago.
+    pub reachable: bool,
+    /// Which one it is, or why it is not reached, in words.
+    pub says: String,
 }
 
 /// `POST /v1/hosts`: from now on this host is trusted, or is by another key or at another address.

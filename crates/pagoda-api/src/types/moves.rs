@@ -152,6 +152,17 @@ pub struct MovePlan {
     /// What becomes of its remote tier, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<MoveRemote>,
+    /// Whether an arbiter would decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arbiter: Option<MoveArbiter>,
+}
+
+/// Whether an arbiter decides who owns a VM when its link is cut in the moment of the grant.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveArbiter {
+    pub decides: bool,
+    /// What it has said, or why it does not decide, in words.
+    pub says: String,
 }
 
 /// A remote tier of a VM that would move.
@@ -308,6 +319,9 @@ pub struct MoveStatus {
     /// What it waits for, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
+    /// Whether an arbiter decides. Absent if it is not known any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arbiter: Option<MoveArbiter>,
     pub outcome: MoveOutcome,
     /// Why it has ended so, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -10,7 +10,8 @@ use crate::wire::offer::Hello;
 pub enum Answer {
     Nothing,
     Send(Control),
-    /// A grant that nobody here has asked for, or its withdrawal: [`super::Destination::refuse_unknown`]. While the host has a machine for another
+    /// A grant that nobody here has asked for, or its withdrawal: [`super::Destination::refuse_unknown`], to whom the caller says which
+    /// arbiter it asks now. While the host has a machine for another
     /// attempt, whose note this is, nothing is done: a grant that counts is repeated.
     Refuse(Offered, DecidedBy),
     /// The note cannot tell whether the peer speaks of the VM that is here, which has the same name. Nothing is said and nothing is done:
@@ -42,7 +43,8 @@ pub fn answer(note: Option<Note>, peer: HostKey, message: &Control) -> Answer {
                 Control::Grant { by, .. } => *by,
                 _ => DecidedBy::Grant,
             };
-            let refuse = Answer::Refuse(Offered { attempt, peer, generation: *generation }, by);
+            let offered = Offered { attempt, peer, generation: *generation, register: None };
+            let refuse = Answer::Refuse(offered, by);
             match (note, proven) {
                 // It may have forgotten the attempt when the grant came, or before.
                 (None, _) => refuse,

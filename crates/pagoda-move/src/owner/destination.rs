@@ -4,11 +4,10 @@
 //! for that. Until then it may give up at any moment. A grant that it has no use for it refuses, durably. What the guest sees of
 //! a failure: before the VM runs here nothing, afterwards what any crash of QEMU is.
 
+use super::claim::{Claim, Registered, Step};
 use super::link::Link;
 use super::notes::Notes;
-use super::types::{
-    Action, Claim, DestinationEvent, End, GIVE_UP_AFTER, NO_ARBITER_AFTER, Qemu, RETRY_EVERY, Registered,
-};
+use super::types::{Action, DestinationEvent, End, GIVE_UP_AFTER, NO_ARBITER_AFTER, Qemu, RETRY_EVERY};
 use crate::note::{Note, Offered, Owned};
 use crate::units::{Generation, HostKey, Moment};
 use crate::wire::Control;
@@ -50,7 +49,6 @@ pub struct Destination {
     state: State,
     link: Link,
     notes: Notes,
-    arbiter: bool,
     /// What the grant says that decides.
     by: DecidedBy,
     prepares: Prepares,
@@ -72,26 +70,25 @@ impl Destination {
         me: HostKey,
         offered: Offered,
         note: Option<Note>,
-        arbiter: bool,
         now: Moment,
         actions: &mut Vec<Action>,
     ) -> Destination {
-        let mut destination = Destination::new(me, offered, note, arbiter, now);
+        let mut destination = Destination::new(me, offered, note, now);
         destination.link.set(true, now);
         destination.notes.want(Some(Note::Incoming(offered)), actions);
         destination
     }
 
-    /// Refuses a grant of an attempt that this host knows nothing of.
+    /// Refuses a grant of an attempt that this host knows nothing of. `offered` has the arbiter's registers that the host asks now: if
+    /// others were agreed on, nothing of the attempt is in them.
     pub fn refuse_unknown(
         me: HostKey,
         offered: Offered,
         by: DecidedBy,
-        arbiter: bool,
         now: Moment,
         actions: &mut Vec<Action>,
     ) -> Destination {
-        let mut destination = Destination::new(me, offered, None, arbiter, now);
+        let mut destination = Destination::new(me, offered, None, now);
         destination.link.set(true, now);
         destination.by = by;
         destination.refuse(now, actions);
@@ -105,7 +102,7 @@ impl Destination {
         now: Moment,
         actions: &mut Vec<Action>,
     ) -> Destination {
-        let mut destination = Destination::new(me, offered, Some(Note::Incoming(offered)), false, now);
+        let mut destination = Destination::new(me, offered, Some(Note::Incoming(offered)), now);
         destination.clear(End::GivenUp, actions);
         destination.advance(now, actions);
         destination
@@ -121,7 +118,7 @@ impl Destination {
         actions: &mut Vec<Action>,
     ) -> Destination {
         let note = Note::Accepted(offered, by);
-        let mut destination = Destination::new(me, offered, Some(note), by == DecidedBy::Arbiter, now);
+        let mut destination = Destination::new(me, offered, Some(note), now);
         (destination.by, destination.state, destination.end) = (by, State::Accepting, End::Moved);
         match qemu {
             Qemu::Running => destination.state = State::Running,
@@ -137,25 +134,24 @@ impl Destination {
     pub(super) fn recover_refused(
         me: HostKey,
         offered: Offered,
-        arbiter: bool,
         now: Moment,
         actions: &mut Vec<Action>,
     ) -> Destination {
-        let mut destination = Destination::new(me, offered, Some(Note::Refused(offered)), arbiter, now);
-        destination.by = if arbiter { DecidedBy::Arbiter } else { DecidedBy::Grant };
+        let mut destination = Destination::new(me, offered, Some(Note::Refused(offered)), now);
+        // What decided is not noted any more. An arbiter is told in any case.
+        destination.by = if offered.register.is_some() { DecidedBy::Arbiter } else { DecidedBy::Grant };
         destination.refuse(now, actions);
         destination.advance(now, actions);
         destination
     }
 
-    fn new(me: HostKey, offered: Offered, note: Option<Note>, arbiter: bool, now: Moment) -> Destination {
+    fn new(me: HostKey, offered: Offered, note: Option<Note>, now: Moment) -> Destination {
         Destination {
             me,
             offered,
             state: State::Preparing,
             link: Link::new(false, now),
             notes: Notes::new(note),
-            arbiter,
             by: DecidedBy::Grant,
             prepares: Prepares::NotYet,
             is_whole: false,
@@ -189,6 +185,16 @@ impl Destination {
     /// Pages and state of the attempt are taken in.
     pub fn takes_pages(&self) -> bool {
         matches!(self.state, State::Filling | State::Ready | State::Running) && !self.is_dead
+    }
+
+    /// The arbiter decides, or has.
+    pub fn is_arbitrated(&self) -> bool {
+        self.by == DecidedBy::Arbiter
+    }
+
+    /// The VM has the grant, and waits for the arbiter's word.
+    pub fn is_claiming(&self) -> bool {
+        self.state == State::Claiming
     }
 
     pub fn note(&self) -> Option<Note> {
@@ -272,6 +278,8 @@ impl Destination {
 
     fn receive_grant(&mut self, now: Moment, by: DecidedBy, actions: &mut Vec<Action>) {
         match self.state {
+            // There is none that both hosts ask, and no grant without one may follow.
+            State::Ready if by == DecidedBy::Arbiter && self.offered.register.is_none() => self.refuse(now, actions),
             State::Ready => self.accept(now, by, actions),
             // A grant that needs no arbiter, after one that did. It is as good as the arbiter's word.
             State::Accepting if by == DecidedBy::Grant => self.by = by,
@@ -318,7 +326,7 @@ impl Destination {
         match self.state {
             State::Claiming if is_mine => self.run(now, actions),
             // The source was first.
-            State::Claiming => self.clear(End::GivenUp, actions),
+            State::Claiming if registered.generation > self.offered.generation => self.clear(End::GivenUp, actions),
             State::Refusing if !is_mine => self.ask_at = None,
             _ => {}
         }
@@ -434,15 +442,11 @@ impl Destination {
 
     /// Accepting: takes the VM, unless the source was first. Refusing: gives it to the source.
     fn ask(&mut self, actions: &mut Vec<Action>) {
-        if !self.arbiter || self.is_asking {
+        if self.is_asking {
             return;
         }
-        let Offered { generation, peer, .. } = self.offered;
-        let claim = if self.state == State::Refusing {
-            Claim { below: generation.next(), value: Registered { generation: generation.next(), owner: peer } }
-        } else {
-            Claim { below: generation, value: Registered { generation, owner: self.me } }
-        };
+        let step = if self.state == State::Refusing { Step::Refuse } else { Step::Run };
+        let Some(claim) = Claim::of_destination(self.me, self.offered, step) else { return };
         (self.is_asking, self.ask_at) = (true, None);
         actions.push(Action::Ask(claim));
     }

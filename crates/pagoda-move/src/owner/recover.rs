@@ -19,14 +19,7 @@ pub enum Recovered {
 ///
 /// A VM that is this host's and that an attempt had stopped runs on. A VM that its user has paused is no such VM: the caller
 /// leaves out the `Run` for it.
-pub fn recover(
-    me: HostKey,
-    note: Option<Note>,
-    qemu: Qemu,
-    arbiter: bool,
-    now: Moment,
-    actions: &mut Vec<Action>,
-) -> Recovered {
+pub fn recover(me: HostKey, note: Option<Note>, qemu: Qemu, now: Moment, actions: &mut Vec<Action>) -> Recovered {
     let destination = |destination| Recovered::Destination(Box::new(destination));
     match note {
         None => Recovered::Settled,
@@ -37,12 +30,12 @@ pub fn recover(
             Recovered::Settled
         }
         Some(Note::Given(offered, decision)) => {
-            Recovered::Source(Box::new(Source::recover(me, offered, decision, qemu, arbiter, now, actions)))
+            Recovered::Source(Box::new(Source::recover(me, offered, decision, qemu, now, actions)))
         }
         Some(Note::Incoming(offered)) => destination(Destination::recover_incoming(me, offered, now, actions)),
         Some(Note::Accepted(offered, by)) => {
             destination(Destination::recover_accepted(me, offered, by, qemu, now, actions))
         }
-        Some(Note::Refused(offered)) => destination(Destination::recover_refused(me, offered, arbiter, now, actions)),
+        Some(Note::Refused(offered)) => destination(Destination::recover_refused(me, offered, now, actions)),
     }
 }

@@ -4,14 +4,14 @@
 //! `Started`, the destination's `Refusal`, or the arbiter's. What the guest sees of a failure: before the grant the VM runs on
 //! here; after it the VM stands still until that word is there.
 
+use super::claim::{Claim, Registered, Step};
 use super::link::Link;
 use super::notes::Notes;
 use super::types::{
-    Action, Claim, End, GIVE_UP_AFTER, NO_ARBITER_AFTER, RETRY_EVERY, Registered, STOPPED_MAX, SourceEvent,
-    TAKE_BACK_AFTER,
+    Action, End, GIVE_UP_AFTER, NO_ARBITER_AFTER, RETRY_EVERY, STOPPED_MAX, SourceEvent, TAKE_BACK_AFTER,
 };
 use crate::note::{Decision, Note, Offered, Owned};
-use crate::units::{Generation, HostKey, Moment};
+use crate::units::{Generation, HostKey, Moment, RegisterId};
 use crate::wire::Control;
 use crate::wire::control::{Holding, Verdict};
 
@@ -52,33 +52,26 @@ pub struct Source {
     switches: bool,
     /// When this state began, where it has a limit.
     since: Moment,
-    /// There is an arbiter.
-    arbiter: bool,
     /// The arbiter has named this host as the owner.
     is_registered: bool,
     is_asking: bool,
     ask_at: Option<Moment>,
     withdraws: bool,
+    /// The destination has refused for good.
+    is_refused: bool,
     /// An operator has let the destination run the VM, which went on here meanwhile.
     is_superseded: bool,
     end: End,
 }
 
 impl Source {
-    /// Begins an attempt for a VM that this host owns at `own`. `offered` has the generation after it. The caller has a note that tells of the
-    /// offer ([`Owned::Offered`]) before the destination can have all of the VM.
-    pub fn begin(
-        me: HostKey,
-        own: Generation,
-        offered: Offered,
-        arbiter: bool,
-        now: Moment,
-        actions: &mut Vec<Action>,
-    ) -> Source {
+    /// Begins an attempt for a VM that this host owns at `own`. `offered` has the generation after it, and no arbiter yet. The caller has a
+    /// note that tells of the offer ([`Owned::Offered`]) before the destination can have all of the VM.
+    pub fn begin(me: HostKey, own: Generation, offered: Offered, now: Moment) -> Source {
         assert_eq!(offered.generation, own.next(), "an offer of another generation");
-        let mut source = Source::new(me, own, offered, Some(Note::Owned(Owned::Offered(offered))), arbiter, now);
+        assert_eq!(offered.register, None, "an arbiter before both hosts agree");
+        let mut source = Source::new(me, own, offered, Some(Note::Owned(Owned::Offered(offered))), now);
         source.link.set(true, now);
-        source.ask(actions);
         source
     }
 
@@ -88,13 +81,12 @@ impl Source {
         offered: Offered,
         decision: Decision,
         qemu: super::Qemu,
-        arbiter: bool,
         now: Moment,
         actions: &mut Vec<Action>,
     ) -> Source {
         // A source's own generation is the one before its offer, whatever became of that.
         let own = Generation(offered.generation.0.saturating_sub(1));
-        let mut source = Source::new(me, own, offered, Some(Note::Given(offered, decision)), arbiter, now);
+        let mut source = Source::new(me, own, offered, Some(Note::Given(offered, decision)), now);
         source.state = State::Granted;
         source.is_dead = qemu == super::Qemu::Dead;
         if qemu == super::Qemu::Running {
@@ -108,13 +100,13 @@ impl Source {
     /// says so once more, and comes back if that refuses.
     pub fn supersede(me: HostKey, offered: Offered, now: Moment) -> Source {
         let mut actions = Vec::new();
-        let mut source = Source::recover(me, offered, Decision::Grant, super::Qemu::Stopped, false, now, &mut actions);
+        let mut source = Source::recover(me, offered, Decision::Grant, super::Qemu::Stopped, now, &mut actions);
         assert!(actions.is_empty(), "a stopped VM waits for its destination");
         source.is_superseded = true;
         source
     }
 
-    fn new(me: HostKey, own: Generation, offered: Offered, note: Option<Note>, arbiter: bool, now: Moment) -> Source {
+    fn new(me: HostKey, own: Generation, offered: Offered, note: Option<Note>, now: Moment) -> Source {
         Source {
             me,
             offered,
@@ -127,11 +119,11 @@ impl Source {
             is_complete: false,
             switches: false,
             since: now,
-            arbiter,
             is_registered: false,
             is_asking: false,
             ask_at: None,
             withdraws: false,
+            is_refused: false,
             is_superseded: false,
             end: End::GivenUp,
         }
@@ -161,6 +153,14 @@ impl Source {
         self.state == State::Theirs
     }
 
+    /// The arbiter decides, as far as is known now: before the grant, if it is there to be asked.
+    pub fn is_arbitrated(&self) -> bool {
+        match self.notes.wanted() {
+            Some(Note::Given(_, decision)) => decision != Decision::Grant,
+            _ => self.is_registered,
+        }
+    }
+
     pub fn note(&self) -> Option<Note> {
         self.notes.wanted()
     }
@@ -179,6 +179,7 @@ impl Source {
                 self.receive(now, message, actions);
             }
             SourceEvent::Message(_) => {}
+            SourceEvent::Agreed(register) => self.agree(now, register, actions),
             SourceEvent::Switch => self.switches = true,
             SourceEvent::Stopped if self.state == State::Stopping => self.state = State::Finishing,
             SourceEvent::Stopped => {}
@@ -193,6 +194,17 @@ impl Source {
         }
         self.advance(now, actions);
         self.repeat(now, actions);
+    }
+
+    /// Both hosts ask these registers. What is noted from now on says so.
+    fn agree(&mut self, now: Moment, register: RegisterId, actions: &mut Vec<Action>) {
+        if self.state != State::Copying || self.offered.register.is_some() {
+            return;
+        }
+        self.offered.register = Some(register);
+        self.notes = Notes::new(Some(Note::Owned(Owned::Offered(self.offered))));
+        self.since = now;
+        self.ask(actions);
     }
 
     fn receive(&mut self, now: Moment, message: &Control, actions: &mut Vec<Action>) {
@@ -221,6 +233,7 @@ impl Source {
             Control::Refusal { generation, .. }
                 if *generation == offered && matches!(self.state, State::Granted | State::Reverting) =>
             {
+                self.is_refused = true;
                 self.come_back(actions);
             }
             // Only if this host has never asked, not even before a restart: that would be in the note.
@@ -241,14 +254,14 @@ impl Source {
         match self.state {
             State::Copying if self.link.was_down_for(GIVE_UP_AFTER, now) => self.give_up(actions),
             // A move that the arbiter cannot decide waits for the link. That is worth a moment before the stop.
-            State::Copying if self.arbiter && !self.is_registered && now.since(self.since) < NO_ARBITER_AFTER => {
+            State::Copying if self.lacks_register() && now.since(self.since) < NO_ARBITER_AFTER => {
                 self.ask_when_due(now, actions);
             }
             State::Copying if self.switches => {
                 (self.state, self.since) = (State::Stopping, now);
                 actions.push(Action::Stop);
             }
-            State::Copying if self.arbiter && !self.is_registered => self.ask_when_due(now, actions),
+            State::Copying if self.lacks_register() => self.ask_when_due(now, actions),
             State::Stopping if is_late => self.give_up(actions),
             State::Finishing if self.is_loaded && self.is_complete => {
                 (self.state, self.since) = (State::Noting, now);
@@ -310,16 +323,19 @@ impl Source {
     /// Makes this host the owner. Before the grant: if the arbiter knows of no owner as late as this one. After it: unless the
     /// destination was first.
     fn ask(&mut self, actions: &mut Vec<Action>) {
-        if !self.arbiter || self.is_asking {
+        if self.is_asking {
             return;
         }
-        let (below, generation) = match self.state {
-            State::Granted => (self.offered.generation, self.offered.generation.next()),
-            _ => (self.own, self.own),
-        };
+        let step = if self.state == State::Granted { Step::TakeBack } else { Step::Begin };
+        let Some(claim) = Claim::of_source(self.me, self.offered, step) else { return };
         self.is_asking = true;
         self.ask_at = None;
-        actions.push(Action::Ask(Claim { below, value: Registered { generation, owner: self.me } }));
+        actions.push(Action::Ask(claim));
+    }
+
+    /// There is an arbiter, which has not named this host so far.
+    fn lacks_register(&self) -> bool {
+        self.offered.register.is_some() && !self.is_registered
     }
 
     fn ask_when_due(&mut self, now: Moment, actions: &mut Vec<Action>) {
@@ -381,9 +397,15 @@ impl Source {
     }
 
     fn settle(&mut self, generation: Generation, verdict: Verdict, actions: &mut Vec<Action>) {
+        // It came back by the word of the arbiter or of an operator: the destination may not know it, and may ask still.
+        let may_ask = self.state == State::Ours && !self.is_refused;
         self.state = State::Over;
         let attempt = self.offered.attempt;
         actions.push(Action::Send(Control::Settled { attempt, generation, verdict }));
+        // Otherwise no grant was sent, or the destination has refused it for good, or the VM has run there.
+        if let Some(register) = self.offered.register.filter(|_| !may_ask) {
+            actions.push(Action::Unregister(register, attempt));
+        }
         actions.push(Action::End(self.end));
     }
 

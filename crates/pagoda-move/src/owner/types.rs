@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::claim::{Claim, Registered};
 use crate::note::Note;
-use crate::units::{Generation, HostKey};
+use crate::units::{AttemptId, RegisterId};
 use crate::wire::Control;
 
 /// What is not answered is sent again after this long, and whatever failed is tried again. A few round trips of any link.
@@ -18,21 +19,6 @@ pub const NO_ARBITER_AFTER: Duration = Duration::from_secs(1);
 pub const GIVE_UP_AFTER: Duration = Duration::from_secs(40);
 /// A VM that was stopped for its last pages runs again at its source if they are not there after so long.
 pub const STOPPED_MAX: Duration = Duration::from_secs(5);
-
-/// What the arbiter keeps of a VM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Registered {
-    pub generation: Generation,
-    pub owner: HostKey,
-}
-
-/// In one step at the arbiter: if it has no generation for this VM or one below `below`, it has `value` from now on. The answer
-/// is what it has then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
-    pub below: Generation,
-    pub value: Registered,
-}
 
 /// How QEMU is on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +46,8 @@ pub enum Action {
     Discard,
     /// `Arbiter` follows. A question that was asked may take effect even if no answer comes.
     Ask(Claim),
+    /// The register of this attempt is needed by nobody any more. It may stay all the same.
+    Unregister(RegisterId, AttemptId),
     /// The attempt has ended. Nothing of it is left but what the note says.
     End(End),
 }
@@ -86,6 +74,8 @@ pub enum SourceEvent<'a> {
     LinkUp,
     LinkDown,
     Message(&'a Control),
+    /// The destination asks the same arbiter as this host.
+    Agreed(RegisterId),
     /// The rounds have come to their end: now the VM stops.
     Switch,
     /// The VM is stopped, QEMU's state `completed`, its last pages known.

@@ -12,7 +12,7 @@ use super::limits::{
 use super::offer::{Capabilities, Hello, Reason, ReasonKind, RegionFacts, Room, Welcome};
 use super::runs::{RUN_SIZE, decode_chunk, decode_run, encode_run};
 use crate::map::PageRun;
-use crate::units::{AttemptId, ConnectionNo, Generation, RoundNo};
+use crate::units::{AttemptId, ConnectionNo, Generation, RegisterId, RoundNo};
 
 /// A text's bytes, and the two of its length.
 const TEXT: usize = 2 + TEXT_MAX;
@@ -20,7 +20,7 @@ const MAP_ENTRY: usize = 4 + 32;
 
 /// For each kind, counted from 1: the least and the greatest length of its payload.
 const SIZES: [(usize, usize); 23] = [
-    (70, 48 + 4 * TEXT + 2 + FEATURES_MAX + 2 + REGIONS_MAX * (TEXT + 8)),
+    (78, 56 + 4 * TEXT + 2 + FEATURES_MAX + 2 + REGIONS_MAX * (TEXT + 8)),
     (20, 18 + TEXT),
     (10, 10 + REASONS_MAX * (2 + 2 * (2 + REASON_TEXT_MAX))),
     (34, 34 + SPECIFICATION_MAX),
@@ -241,6 +241,7 @@ fn encode_hello(hello: &Hello, w: &mut Writer<'_>) -> u8 {
     w.u64(hello.capabilities.0);
     w.u64(hello.required.0);
     w.u64(hello.unix_s);
+    w.u64(RegisterId::number(hello.register));
     for text in [&hello.software, &hello.vm, &hello.qemu, &hello.machine] {
         w.text(text, TEXT_MAX);
     }
@@ -262,6 +263,7 @@ fn decode_hello(attempt: AttemptId, r: &mut Reader<'_>) -> Result<Hello, Malform
         capabilities: Capabilities(r.u64("capabilities")?),
         required: Capabilities(r.u64("required capabilities")?),
         unix_s: r.u64("clock")?,
+        register: RegisterId::of(r.u64("registers of the arbiter")?),
         software: r.text(TEXT_MAX, "software version")?,
         vm: r.text(TEXT_MAX, "name of the VM")?,
         qemu: r.text(TEXT_MAX, "version of QEMU")?,

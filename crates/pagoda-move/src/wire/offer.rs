@@ -2,7 +2,7 @@
 
 use pagoda_core::units::Bytes;
 
-use crate::units::{AttemptId, ConnectionNo, Generation};
+use crate::units::{AttemptId, ConnectionNo, Generation, RegisterId};
 
 /// Things that not every version of Pagoda can do: one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +24,10 @@ impl Capabilities {
 
     pub const fn with(self, other: Capabilities) -> Capabilities {
         Capabilities(self.0 | other.0)
+    }
+
+    pub const fn without(self, other: Capabilities) -> Capabilities {
+        Capabilities(self.0 & !other.0)
     }
 
     pub const fn both(self, other: Capabilities) -> Capabilities {
@@ -52,6 +56,8 @@ pub struct Hello {
     pub required: Capabilities,
     /// Seconds since 1970, by the source's clock.
     pub unix_s: u64,
+    /// Those of its arbiter, if it has one and reaches it.
+    pub register: Option<RegisterId>,
     pub software: String,
     pub vm: String,
     pub qemu: String,

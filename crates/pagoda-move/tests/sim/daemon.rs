@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use pagoda_move::note::{Note, Offered, Owned};
 use pagoda_move::owner::{
-    Action, Claim, DestinationEvent, End, Qemu as QemuState, Recovered, Source, SourceEvent, recover,
+    Action, Claim, DestinationEvent, End, Qemu as QemuState, Recovered, Registered, Source, SourceEvent, Step, recover,
 };
 use pagoda_move::rounds::Slowing;
 use pagoda_move::tail::TailDestination;
-use pagoda_move::units::AttemptId;
+use pagoda_move::units::{AttemptId, RegisterId};
 use pagoda_move::wire::Control;
 
 use crate::destination::Incoming;
@@ -78,6 +78,7 @@ impl World {
             }
             Action::Discard => self.hosts[host].discard(),
             Action::Ask(claim) => self.ask(host, claim),
+            Action::Unregister(register, attempt) => self.unregister(register, attempt),
             Action::End(end) => match end {
                 End::Moved => self.stats.moved += 1,
                 End::GivenUp => self.stats.given_up += 1,
@@ -115,11 +116,11 @@ impl World {
         if self.hosts[host].paused_until > self.now || !self.hosts[host].daemon.as_ref().is_some_and(is_idle) {
             return;
         }
-        let offered = Offered { attempt, peer, generation: own.next() };
+        let offered = Offered { attempt, peer, generation: own.next(), register: None };
         // Written before anything is sent.
         self.hosts[host].note = Some(Note::Owned(Owned::Offered(offered)));
         let mut actions = Vec::new();
-        let mut owner = Source::begin(me, own, offered, self.plan.arbiter, self.now, &mut actions);
+        let mut owner = Source::begin(me, own, offered, self.now);
         let is_linked = self.link.seen[host] != 0;
         if !is_linked {
             owner.apply(self.now, SourceEvent::LinkDown, &mut actions);
@@ -173,7 +174,10 @@ impl World {
     }
 
     pub fn ask(&mut self, host: usize, claim: Claim) {
-        let life = self.hosts[host].life;
+        let (life, attempt) = (self.hosts[host].life, claim.attempt);
+        if self.plan.registers[host] != Some(claim.register) {
+            self.note_violation(format!("{host} asks an arbiter that the other does not ask: {claim:?}"));
+        }
         let is_lost = self.arbiter_gone[host] || (!self.is_healed && self.chance.per_mille(20));
         let delay = self.any(MS * 20);
         if !is_lost {
@@ -184,18 +188,43 @@ impl World {
             let late = self.any(MS * 8000);
             self.schedule_in(late, Event::Claim { host, life, claim, is_answered: false });
         }
-        self.schedule_in(MS * 500, Event::Answer { host, life, answer: None });
+        let is_mistaken = self.plan.mistake == Some(Mistake::RunsUnanswered) && claim.step == Step::Run;
+        let named = Registered { generation: claim.offered, owner: claim.destination };
+        let answer = is_mistaken.then_some(named);
+        self.schedule_in(MS * 500, Event::Answer { host, life, attempt, answer });
     }
 
     pub fn claim(&mut self, host: usize, life: u64, claim: Claim, is_answered: bool) {
-        if self.register.is_none_or(|registered| registered.generation < claim.below) {
-            self.register = Some(claim.value);
+        let attempt = claim.attempt;
+        let answer = claim.apply(self.registers.get(&(claim.register, attempt)).copied());
+        self.tell(|| format!("the arbiter has {answer:?} for {attempt}"));
+        if let Some(registered) = answer {
+            self.registers.insert((claim.register, attempt), registered);
+            if !claim.is_possible(registered) {
+                self.note_violation(format!("the arbiter has {registered:?}"));
+            }
         }
-        let (register, register_now) = (self.register, self.register.expect("claimed"));
-        self.tell(|| format!("the arbiter has {register_now:?}"));
         if is_answered {
             let delay = self.any(MS * 20);
-            self.schedule_in(delay, Event::Answer { host, life, answer: register });
+            self.schedule_in(delay, Event::Answer { host, life, attempt, answer });
+        }
+    }
+
+    /// For the machine that has asked.
+    pub fn answered(&mut self, host: usize, attempt: AttemptId, answer: Option<Registered>) {
+        if self.outgoing(host).is_some_and(|session| session.owner.offered().attempt == attempt) {
+            self.source_event(host, SourceEvent::Arbiter(answer));
+        } else if self.incoming(host).is_some_and(|session| session.owner.offered().attempt == attempt) {
+            self.destination_event(host, DestinationEvent::Arbiter(answer));
+        }
+    }
+
+    /// At once, late, or never.
+    fn unregister(&mut self, register: RegisterId, attempt: AttemptId) {
+        let late = [MS * 20, MS * 20, MS * 8000][self.chance.below(3) as usize];
+        let delay = self.any(late);
+        if self.chance.per_mille(800) {
+            self.schedule_in(delay, Event::Unregister(register, attempt));
         }
     }
 
@@ -236,7 +265,7 @@ impl World {
             self.run(host);
         }
         let mut actions = Vec::new();
-        let recovered = recover(me, note, qemu, self.plan.arbiter, self.now, &mut actions);
+        let recovered = recover(me, note, qemu, self.now, &mut actions);
         let missing = self.hosts[host].missing.clone();
         let daemon = self.hosts[host].daemon.as_mut().expect("made");
         match recovered {

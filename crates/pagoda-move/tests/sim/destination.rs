@@ -16,7 +16,7 @@ use pagoda_move::wire::{Control, Data, RunKind};
 
 use crate::host::{PAGES, STREAMS};
 use crate::mistake::Mistake;
-use crate::source::regions;
+use crate::source::{CAPABILITIES, regions};
 use crate::world::{Event, World};
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl World {
             let Some(earlier) = settled_by(hello, incoming.owner.offered()) else { return };
             self.destination_event(host, DestinationEvent::Message(&earlier));
         }
-        let note = self.hosts[host].note;
+        let (note, register) = (self.hosts[host].note, self.plan.registers[host]);
         let Some(daemon) = &mut self.hosts[host].daemon else { return };
         let namesake = match note {
             _ if daemon.source.is_some() || daemon.destination.is_some() => Namesake::Unsettled,
@@ -57,8 +57,9 @@ impl World {
         let facts = HostFacts {
             software: "sim",
             unix_s: 0,
-            capabilities: Capabilities::POSTCOPY,
+            capabilities: CAPABILITIES,
             required: Capabilities::default(),
+            register,
             qemu: Some("10"),
             machines: &["pc"],
             cpu_features: &[],
@@ -79,12 +80,14 @@ impl World {
     /// The first message that leaves a trace here.
     pub fn destination_reserves(&mut self, host: usize, attempt: AttemptId) {
         let (me, peer, note) = (self.hosts[host].key, self.hosts[1 - host].key, self.hosts[host].note);
+        let own = self.plan.registers[host];
         let Some(daemon) = &mut self.hosts[host].daemon else { return };
         let is_busy = daemon.source.is_some() || daemon.destination.is_some() || matches!(note, Some(Note::Owned(_)));
         let Some(hello) = daemon.greeted.take_if(|hello| hello.attempt == attempt && !is_busy) else { return };
-        let offered = Offered { attempt, peer, generation: hello.generation.next() };
+        let register = own.filter(|_| own == hello.register);
+        let offered = Offered { attempt, peer, generation: hello.generation.next(), register };
         let mut actions = Vec::new();
-        let owner = Destination::begin(me, offered, note, self.plan.arbiter, self.now, &mut actions);
+        let owner = Destination::begin(me, offered, note, self.now, &mut actions);
         daemon.destination = Some(Incoming::new(owner, None));
         self.execute(host, actions);
     }

@@ -31,7 +31,7 @@ const SEEDS: u64 = 1000;
 /// Runs of each place of the matrix.
 const MATRIX_SEEDS: u64 = 8;
 /// Within so many runs a mistake is noticed.
-const MISTAKE_SEEDS: u64 = 400;
+const MISTAKE_SEEDS: u64 = 2000;
 /// After all has healed and the link is there, exactly one host runs the VM within this time.
 const RUNS_WITHIN: Duration = Duration::from_millis(1000);
 /// A VM that is stopped for its last pages is not waiting for a grant. It runs within the time that a stop may take.
@@ -156,6 +156,9 @@ fn mistakes_are_noticed() {
             let mut chance = Chance::new(seed);
             let mut plan = Plan { mistake: Some(mistake), ..Plan::new(&mut chance) };
             plan.triggers.extend(mistake.trigger());
+            if mistake == Mistake::RunsUnanswered {
+                plan = plan.with_arbiter();
+            }
             run(plan, chance).violation.filter(|what| mistake.shows(what)).map(|what| (seed, what))
         });
         let (seed, what) = noticed.unwrap_or_else(|| panic!("{mistake:?} is not noticed"));
@@ -170,8 +173,8 @@ fn an_arbiter_decides_while_the_link_is_cut() {
     for seed in 0..200 {
         let mut chance = Chance::new(seed);
         let phase = [Phase::GrantSent, Phase::GrantHere, Phase::Note][seed as usize % 3];
-        let mut plan = Plan::of_matrix(phase, Fault::CutBoth, &mut chance);
-        (plan.arbiter, plan.chaos) = (true, MS * 100_000);
+        let mut plan = Plan::of_matrix(phase, Fault::CutBoth, &mut chance).with_arbiter();
+        plan.chaos = MS * 100_000;
         let mut world = World::new(plan, chance, std::env::var_os("PAGODA_MOVE_SIM_TRACE").is_some());
         while world.violation.is_none() && !world.link.is_cut() && world.step(Moment(MS * 100_000)) {}
         world.never_heals = true;

@@ -24,10 +24,12 @@ pub enum Mistake {
     StoresTwice,
     /// A round is acknowledged when it has come by one of the streams.
     AcknowledgesEarly,
+    /// A destination that does not reach the arbiter runs the VM as if that had named it.
+    RunsUnanswered,
 }
 
 impl Mistake {
-    pub const ALL: [Mistake; 10] = [
+    pub const ALL: [Mistake; 11] = [
         Mistake::RunsBeforeNote,
         Mistake::GrantsBeforeNote,
         Mistake::ForgetsAttempt,
@@ -38,6 +40,7 @@ impl Mistake {
         Mistake::TakesBackByItself,
         Mistake::StoresTwice,
         Mistake::AcknowledgesEarly,
+        Mistake::RunsUnanswered,
     ];
 }
 
@@ -48,7 +51,7 @@ impl Mistake {
             Mistake::RunsBeforeNote => Some((Phase::FirstInstruction, Fault::KillDaemon(1))),
             Mistake::GrantsBeforeNote => Some((Phase::GrantSent, Fault::KillDaemon(0))),
             Mistake::RunsAfterRestart => Some((Phase::LaterRound, Fault::KillDaemon(1))),
-            Mistake::TakesBackByItself => Some((Phase::GrantHere, Fault::CutBoth)),
+            Mistake::TakesBackByItself | Mistake::RunsUnanswered => Some((Phase::GrantHere, Fault::CutBoth)),
             Mistake::ForgetsAttempt | Mistake::StoresTwice => Some((Phase::Tail, Fault::CutBoth)),
             _ => None,
         }
@@ -60,7 +63,8 @@ impl Mistake {
             Mistake::RunsBeforeNote
             | Mistake::GrantsBeforeNote
             | Mistake::RunsAfterRestart
-            | Mistake::TakesBackByItself => "two VMs run",
+            | Mistake::TakesBackByItself
+            | Mistake::RunsUnanswered => "two VMs run",
             _ => "page ",
         };
         violation.contains(expected)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pagoda_core::chance::Chance;
 use pagoda_move::rounds::{Mode, OnTimeout, Settings, Slowing};
-use pagoda_move::units::Rate;
+use pagoda_move::units::{Rate, RegisterId};
 
 use crate::mistake::Mistake;
 
@@ -96,7 +96,8 @@ impl Phase {
 
 #[derive(Clone, Debug)]
 pub struct Plan {
-    pub arbiter: bool,
+    /// The arbiter's registers that each host asks, if it asks any.
+    pub registers: [Option<RegisterId>; 2],
     pub settings: Settings,
     /// Things that go wrong when a move comes to a phase, each once.
     pub triggers: Vec<(Phase, Fault)>,
@@ -131,7 +132,8 @@ impl Plan {
             slowing_max: Slowing(pick(&[0, 3, 7]) as u8),
         };
         let mut plan = Plan {
-            arbiter: pick(&[0, 1]) == 1,
+            registers: [[0, 0], [1, 1], [1, 1], [1, 2], [1, 0]][pick(&[0, 0, 1, 1, 2, 3, 4]) as usize]
+                .map(RegisterId::of),
             settings,
             triggers: Vec::new(),
             random_faults: pick(&[0, 0, 1, 3, 8]) as usize,
@@ -151,6 +153,11 @@ impl Plan {
             plan.triggers.push((phase, Fault::ALL[chance.below(Fault::ALL.len() as u64) as usize]));
         }
         plan
+    }
+
+    /// Both hosts ask one arbiter.
+    pub fn with_arbiter(self) -> Plan {
+        Plan { registers: [RegisterId::of(1); 2], ..self }
     }
 
     /// A run in which one thing goes wrong, when a move comes to this phase.

@@ -68,12 +68,15 @@ fn reserve(attempt: AttemptId) -> Control {
     Control::Reserve { attempt, room: ROOM, specification: "{}".to_owned() }
 }
 
+/// Of both hosts. Whether they have an arbiter is agreed on by its registers.
+pub const CAPABILITIES: Capabilities = Capabilities::POSTCOPY.with(Capabilities::ARBITER);
 pub const ROOM: Room = Room { dram: Bytes::from_mib(1), swap: Bytes::from_mib(1), pool: Bytes::ZERO };
 
 impl World {
     /// What the source says first on a connection.
     pub fn source_greets(&mut self, host: usize) {
         let connection = ConnectionNo(self.link.seen[host]);
+        let register = self.plan.registers[host];
         let Some(session) = self.outgoing(host) else { return };
         let offered = session.owner.offered();
         let message = match session.stage {
@@ -83,9 +86,10 @@ impl World {
                 generation: pagoda_move::units::Generation(offered.generation.0 - 1),
                 protocol_min: 1,
                 protocol_max: 1,
-                capabilities: Capabilities::POSTCOPY,
+                capabilities: CAPABILITIES,
                 required: Capabilities::default(),
                 unix_s: 0,
+                register,
                 software: "sim".to_owned(),
                 vm: "vm".to_owned(),
                 qemu: "10".to_owned(),
@@ -118,8 +122,12 @@ impl World {
         let Some(session) = self.outgoing(host) else { return };
         let attempt = session.owner.offered().attempt;
         match message {
-            Control::Welcome(_) if session.stage == Stage::Greeting => {
+            Control::Welcome(welcome) if session.stage == Stage::Greeting => {
                 session.stage = Stage::Reserving;
+                if welcome.capabilities.has(Capabilities::ARBITER) {
+                    let register = self.plan.registers[host].expect("the destination has the same");
+                    self.source_event(host, SourceEvent::Agreed(register));
+                }
                 self.send(host, &reserve(attempt));
                 self.reach(Phase::Reserve);
             }

@@ -97,8 +97,9 @@ impl World {
             // The note is busy with another attempt. A grant that counts is repeated.
             Answer::Refuse(..) if self.outgoing(host).is_some() || self.incoming(host).is_some() => {}
             Answer::Refuse(offered, by) => {
-                let (arbiter, now, mut actions) = (self.plan.arbiter, self.now, Vec::new());
-                let owner = Destination::refuse_unknown(me, offered, by, arbiter, now, &mut actions);
+                let offered = Offered { register: self.plan.registers[host], ..offered };
+                let mut actions = Vec::new();
+                let owner = Destination::refuse_unknown(me, offered, by, self.now, &mut actions);
                 let daemon = self.hosts[host].daemon.as_mut().expect("a daemon");
                 daemon.destination = Some(Incoming::new(owner, None));
                 self.execute(host, actions);

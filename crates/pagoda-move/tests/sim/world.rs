@@ -8,7 +8,7 @@ use pagoda_move::map::PageRun;
 use pagoda_move::note::{Note, Owned};
 use pagoda_move::owner::{Claim, DestinationEvent, Registered, SourceEvent};
 use pagoda_move::rounds::Slowing;
-use pagoda_move::units::{Generation, Moment};
+use pagoda_move::units::{AttemptId, Generation, Moment, RegisterId};
 
 use crate::host::{Host, PAGES, Qemu};
 use crate::link::{Frame, Link};
@@ -54,8 +54,11 @@ pub enum Event {
     Answer {
         host: usize,
         life: u64,
+        attempt: AttemptId,
         answer: Option<Registered>,
     },
+    /// A register is removed.
+    Unregister(RegisterId, AttemptId),
     Stopped {
         host: usize,
     },
@@ -99,7 +102,8 @@ pub struct World {
     pub plan: Plan,
     pub hosts: [Host; 2],
     pub link: Link,
-    pub register: Option<Registered>,
+    /// What the arbiter has.
+    pub registers: BTreeMap<(RegisterId, AttemptId), Registered>,
     pub arbiter_gone: [bool; 2],
     /// What the VM's memory holds, and how many disk writes it has done, by its own word.
     pub truth: Vec<u64>,
@@ -134,7 +138,7 @@ impl World {
             plan,
             hosts,
             link: Link::default(),
-            register: None,
+            registers: BTreeMap::new(),
             arbiter_gone: [false; 2],
             truth,
             count: 0,
@@ -246,12 +250,12 @@ impl World {
                 }
             }
             Event::Claim { host, life, claim, is_answered } => self.claim(host, life, claim, is_answered),
-            Event::Answer { host, life, answer } => {
+            Event::Answer { host, life, attempt, answer } => {
                 if self.is_alive(host, life) {
-                    self.source_event(host, SourceEvent::Arbiter(answer));
-                    self.destination_event(host, DestinationEvent::Arbiter(answer));
+                    self.answered(host, attempt, answer);
                 }
             }
+            Event::Unregister(register, attempt) => drop(self.registers.remove(&(register, attempt))),
             Event::Stopped { host } => self.stop_qemu(host),
             Event::Prepared { host, life, is_possible } => {
                 if self.is_alive(host, life) {

@@ -2,7 +2,7 @@
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::units::{Bytes, ChunkIdx, PageIdx};
-use pagoda_move::units::{AttemptId, ConnectionNo, Generation, RoundNo};
+use pagoda_move::units::{AttemptId, ConnectionNo, Generation, RegisterId, RoundNo};
 use pagoda_move::wire::control::{DecidedBy, Holding, MapPart, Verdict};
 use pagoda_move::wire::offer::{Capabilities, Hello, Reason, ReasonKind, RegionFacts, Room, Welcome};
 use pagoda_move::wire::{Codec, Control, Data, RunKind};
@@ -41,6 +41,7 @@ fn messages_before_the_first_page() {
         capabilities: Capabilities::LZ4.with(Capabilities::POSTCOPY).with(Capabilities::ARBITER),
         required: Capabilities::POSTCOPY,
         unix_s: 1_764_400_000,
+        register: RegisterId::of(0xa7b6_c5d4_e3f2_0102),
         software: "0.1.0".to_owned(),
         vm: "web1".to_owned(),
         qemu: "10.0.2".to_owned(),
@@ -50,8 +51,8 @@ fn messages_before_the_first_page() {
     };
     check(
         Control::Hello(hello),
-        "010000007b00000088776655443322110100000007000000000000000100020007000000000000000200000000000000\
-             809b2a69000000000500302e312e30040077656231060031302e302e320a0070632d7133352d372e3208007373652c61\
+        "010000008300000088776655443322110100000007000000000000000100020007000000000000000200000000000000\
+             809b2a69000000000201f2e3d4c5b6a70500302e312e30040077656231060031302e302e320a0070632d7133352d372e3208007373652c61\
              7678320200060070632e72616d0000004000000000040072616d310010000000000000",
     );
     let welcome = Welcome {

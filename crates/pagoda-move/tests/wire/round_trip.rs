@@ -3,7 +3,7 @@
 use pagoda_core::bits::PageSet;
 use pagoda_core::units::{Bytes, ChunkIdx, PageIdx};
 use pagoda_move::map::PageRun;
-use pagoda_move::units::{AttemptId, ConnectionNo, Generation, RoundNo};
+use pagoda_move::units::{AttemptId, ConnectionNo, Generation, RegisterId, RoundNo};
 use pagoda_move::wire::control::{DecidedBy, Holding, MapPart, Verdict};
 use pagoda_move::wire::limits::{
     FEATURES_MAX, MAP_CHUNKS_MAX, REASON_TEXT_MAX, REASONS_MAX, REGIONS_MAX, RUNS_MAX, SPECIFICATION_MAX,
@@ -32,6 +32,7 @@ fn any_hello(attempt: AttemptId, number: u64, text: &str) -> Hello {
         capabilities: Capabilities(number),
         required: Capabilities(!number),
         unix_s: number,
+        register: RegisterId::of(number >> 3),
         software: text.to_owned(),
         vm: text.to_uppercase(),
         qemu: text.repeat(2),

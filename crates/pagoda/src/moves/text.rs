@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pagoda_api::{MoveDirection, MovePlan, MoveRemote, MoveRoom, MoveStatus, RemoteFate};
+use pagoda_api::{MoveArbiter, MoveDirection, MovePlan, MoveRemote, MoveRoom, MoveStatus, RemoteFate};
 
 use crate::output::{Side, Table, lines_text};
 use crate::units::{format_rate, format_size};
@@ -68,6 +68,7 @@ pub fn status(status: &MoveStatus) -> String {
     lines.extend(status.expected_downtime_ms.map(|ms| ("pause if now", format!("{ms} ms"))));
     lines.extend(status.downtime_ms.map(|ms| ("pause", format!("{ms} ms"))));
     lines.extend(status.waits.clone().map(|waits| ("waits for", waits)));
+    lines.extend(status.arbiter.as_ref().map(|arbiter| ("arbiter", in_words(arbiter))));
     lines_text(&lines)
 }
 
@@ -131,7 +132,16 @@ pub fn plan(plan: &MovePlan) -> String {
         };
         let _ = write!(text, "; {} in the pool {fate}", format_size(bytes));
     }
+    // Nobody has to be told of one that is neither configured nor there.
+    if let Some(arbiter) = plan.arbiter.as_ref().filter(|arbiter| arbiter.decides) {
+        let _ = write!(text, "; {}", arbiter.says);
+    }
     text + "\n"
+}
+
+/// `decides: etcd names host2`.
+fn in_words(MoveArbiter { decides, says }: &MoveArbiter) -> String {
+    format!("{}: {says}", if *decides { "decides" } else { "none" })
 }
 
 /// `1.2G less, 2.1 to 1`.
@@ -224,6 +234,11 @@ web1  to host2  copying      2  1.2G  819M     4G  936 Mbit/s    12 s  7.3 s    
             assert!(said.contains(part), "{part:?} in {said}");
         }
         assert!(!said.contains("zeros") && !said.contains("compression"), "{said}");
+        for (decides, expected) in [(true, "arbiter        decides: so\n"), (false, "arbiter        none: so\n")] {
+            let arbiter = Some(MoveArbiter { decides, says: "so".into() });
+            let said = status(&MoveStatus { arbiter, ..sample() });
+            assert!(said.contains(expected), "{said}");
+        }
         let said = status(&MoveStatus { spared_bytes: 3 << 30, saved_bytes: 1288490188, ..sample() });
         for part in ["zeros          3G, not sent\n", "compression    1.2G less, 2.0 to 1\n"] {
             assert!(said.contains(part), "{part:?} in {said}");
@@ -245,6 +260,7 @@ web1  to host2  copying      2  1.2G  819M     4G  936 Mbit/s    12 s  7.3 s    
             downtime_ms: Some(25),
             keeps_downtime: true,
             remote: None,
+            arbiter: None,
         };
         let expected =
             "fits: 512M DRAM + 3.2G swap; sends about 2.1G (rest zero or given back); 19 s at 1 Gbit/s, pause 25 ms\n";
@@ -259,6 +275,9 @@ web1  to host2  copying      2  1.2G  819M     4G  936 Mbit/s    12 s  7.3 s    
         assert!(said.ends_with("pause 25 ms; 2G in the pool is handed over, and not sent\n"), "{said}");
         let said = plan(&with(RemoteFate::Copied));
         assert!(said.contains("2G in the pool is copied"), "{said}");
+        let with = |decides| MovePlan { arbiter: Some(MoveArbiter { decides, says: "etcd".into() }), ..fits.clone() };
+        let said = [true, false].map(|decides| plan(&with(decides)));
+        assert!(said[0].ends_with("pause 25 ms; etcd\n") && said[1].ends_with("pause 25 ms\n"), "{said:?}");
         assert_eq!(room(MoveRoom::default()), "nothing");
     }
 

@@ -1,4 +1,4 @@
-//! The section `[moves]` of the configuration file: which VMs of other hosts may come in. It has no options on the command line.
+//! The section `[moves]` of the configuration file: which VMs of other hosts may come in, and whether etcd decides about moves. It has no options on the command line.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -18,6 +18,16 @@ pub(super) struct MovesFile {
     pub programs: Option<Vec<PathBuf>>,
     pub users: Vec<User>,
     pub paths: Vec<PathBuf>,
+    pub arbiter: Decider,
+}
+
+/// What decides about a VM whose link is cut in the moment of the grant.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Decider {
+    #[default]
+    None,
+    Etcd,
 }
 
 /// A user of the host by its name or number, not looked up yet.
@@ -79,11 +89,14 @@ pub struct MovesConfig {
     pub users: Vec<u32>,
     /// Below which directories their files are.
     pub paths: Vec<PathBuf>,
+    /// The etcd of the pool decides who owns a VM whose link is cut in the moment of the grant.
+    pub arbiter: bool,
 }
 
 impl Default for MovesConfig {
     fn default() -> MovesConfig {
-        MovesConfig { accept: false, programs: vec![PROGRAM_DEFAULT.into()], users: Vec::new(), paths: Vec::new() }
+        let programs = vec![PROGRAM_DEFAULT.into()];
+        MovesConfig { accept: false, programs, users: Vec::new(), paths: Vec::new(), arbiter: false }
     }
 }
 
@@ -107,6 +120,7 @@ impl MovesConfig {
             programs,
             users: file.users.iter().map(|user| user.uid(&users)).collect::<Result<_>>()?,
             paths: file.paths,
+            arbiter: file.arbiter == Decider::Etcd,
         })
     }
 }

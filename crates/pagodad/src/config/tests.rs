@@ -189,7 +189,7 @@ fn the_policy_is_a_section_of_the_file() {
 fn moves_are_a_section_of_the_file() {
     let default = resolve(&[], "").unwrap().moves;
     assert_eq!(default, MovesConfig::default());
-    assert!(!default.accept && default.users.is_empty() && default.paths.is_empty(), "all off");
+    assert!(!default.accept && default.users.is_empty() && default.paths.is_empty() && !default.arbiter, "all off");
     assert_eq!(default.programs, [PathBuf::from("/usr/bin/qemu-system-x86_64")]);
     let text =
         "[moves]\naccept = true\nprograms = [\"/opt/q\"]\nusers = [\"root\", \"64055\", 7]\npaths = [\"/vms\"]\n";
@@ -200,6 +200,9 @@ fn moves_are_a_section_of_the_file() {
         let said = format!("{:#}", resolve(&[], &format!("[moves]\n{text}\n")).unwrap_err());
         assert!(said.contains(expected), "{text}: {said}");
     };
+    assert!(resolve(&[], "[moves]\narbiter = \"etcd\"\n").unwrap().moves.arbiter);
+    assert!(!resolve(&[], "[moves]\narbiter = \"none\"\n").unwrap().moves.arbiter);
+    refused("arbiter = \"zookeeper\"", "`none` or `etcd`");
     refused("accept = \"yes\"", "line 2");
     refused("programs = [\"qemu\"]", "[moves] programs: \"qemu\" has to be a full path");
     refused("paths = [\"/vms/../etc\"]", "without ..");

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use pagoda_api::types::{
     AdmitRequest, ApiError, ErrorCode, MoveDirection, MoveList, MoveMode, MoveOnTimeout, MoveOutcome, MovePhase,
-    MoveReply, MoveRequest, MoveStatus, check_dram, check_min,
+    MovePlan, MoveReply, MoveRequest, MoveStatus, check_dram, check_min,
 };
 use pagoda_core::units::Bytes;
 use pagoda_link::PublicKey;
@@ -19,6 +19,7 @@ use pagoda_move::owner::End;
 use pagoda_move::rounds::{Mode, OnTimeout};
 use pagoda_move::units::AttemptId;
 
+use super::arbiter;
 use super::sessions::{Arrived, Input, Session};
 use super::source;
 use super::source::progress::{Ended, Progress};
@@ -38,13 +39,15 @@ pub fn begin(registry: &Arc<Registry>, name: &str, request: &MoveRequest) -> Res
         check_min(vm.policy.min_bytes, dram).map_err(bad_request)?;
     }
     if request.dry_run {
-        source::ask(registry, &wanted(name, request))?;
+        let has_arbiter = source::ask(registry, &wanted(name, request))?;
         let ping = hosts::ping(registry, &request.to)?;
         let dram = Some(request.dram.unwrap_or(vm.dram_limit_bytes));
         let such = AdmitRequest { memory_bytes: vm.memory_bytes, dram, min: vm.policy.min_bytes };
         let reserved = registry.would_admit(&such)?;
         let fate = registry.lock().get(name).and_then(|vm| handover::fate(&vm.record));
-        return Ok(MoveReply::Plan(dry_run::plan(&vm, &ping, &reserved, request, fate, source::STOP_COST)));
+        let plan = dry_run::plan(&vm, &ping, &reserved, request, fate, source::STOP_COST);
+        let arbiter = arbiter::of_plan(&registry.moves.arbiter.standing(), has_arbiter, &ping.name);
+        return Ok(MoveReply::Plan(MovePlan { arbiter: Some(arbiter), ..plan }));
     }
     source::begin(registry, &wanted(name, request))?;
     show(registry, name).map(MoveReply::Begun)
@@ -93,8 +96,12 @@ pub fn show(registry: &Arc<Registry>, name: &str) -> Result<MoveStatus, ApiError
 pub fn cancel(registry: &Arc<Registry>, name: &str) -> Result<MoveStatus, ApiError> {
     if let Some((_, session)) = registry.moves.sessions.of_vm(name) {
         let phase = session.progress.lock().unwrap_or_else(PoisonError::into_inner).phase;
+        let host = host_name(registry, &session.peer);
+        if phase_of(phase) == MovePhase::Granted {
+            let what = format!("{name} was granted by {host}, and the arbiter has not said yet whose it is");
+            return Err(ApiError::new(ErrorCode::WrongState, what, Some("cancel it at the host that it comes from")));
+        }
         if !matches!(phase_of(phase), MovePhase::Preparing | MovePhase::Copying | MovePhase::Stopped) {
-            let host = host_name(registry, &session.peer);
             let what = format!("{name} has come from {host}, and is this host's");
             return Err(ApiError::new(ErrorCode::WrongState, what, Some("move it back if you want it there")));
         }
@@ -170,6 +177,7 @@ fn of_outgoing(progress: &Progress, outcome: MoveOutcome) -> MoveStatus {
         expected_downtime_ms: progress.expected_downtime.map(millis),
         downtime_ms: progress.downtime.map(millis),
         waits: progress.waits.clone(),
+        arbiter: progress.arbiter.clone(),
         outcome,
         why: None,
     }
@@ -253,6 +261,7 @@ fn of_incoming(session: &Session, host: String, memory: u64) -> MoveStatus {
         expected_downtime_ms: None,
         downtime_ms: None,
         waits: None,
+        arbiter: progress.arbiter.clone(),
         outcome: MoveOutcome::None,
         why: progress.why.clone(),
     }
@@ -264,7 +273,7 @@ fn phase_of(word: &str) -> MovePhase {
         "" | "greeting" | "reserving" | "preparing" => MovePhase::Preparing,
         "copying" => MovePhase::Copying,
         "stopping" | "finishing" | "loading" | "ready" => MovePhase::Stopped,
-        "granted" => MovePhase::Granted,
+        "granted" | "claiming" => MovePhase::Granted,
         "postcopy" => MovePhase::Postcopy,
         "moved" | "running" | "ending" => MovePhase::Settling,
         "over" => MovePhase::Over,

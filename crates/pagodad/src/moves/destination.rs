@@ -23,14 +23,15 @@ use pagoda_move::arrival::Arrival;
 use pagoda_move::compare::{HostFacts, Namesake, compare};
 use pagoda_move::note::{Note, Offered};
 use pagoda_move::owner::{Action, Answer, Destination, answer, settled_by};
-use pagoda_move::units::{AttemptId, HostKey, Moment};
+use pagoda_move::units::{AttemptId, HostKey, Moment, RegisterId};
+use pagoda_move::wire::control::DecidedBy;
 use pagoda_move::wire::limits::VM_PAGES_MAX;
 use pagoda_move::wire::offer::{Capabilities, Hello, Reason, ReasonKind};
 use pagoda_move::wire::{Control, Data};
 use pagoda_pager::tier::source::Arrivals;
 
 use self::vm::Wanted;
-use super::capabilities::OURS;
+use super::capabilities::ours;
 use super::channel::{self, ControlReceiver, ControlSender, DataReceiver, STREAMS};
 use super::claims::Claim;
 use super::notes::FIRST;
@@ -95,8 +96,8 @@ struct Link<'a> {
 /// What was said on one.
 #[derive(Default)]
 struct Talk {
-    /// A source that has been welcomed and has reserved nothing yet.
-    greeted: Option<Hello>,
+    /// A source that has been welcomed and has reserved nothing yet, and the arbiter's registers that it asks as this host does.
+    greeted: Option<(Hello, Option<RegisterId>)>,
     /// The session that has this stream.
     session: Option<Session>,
 }
@@ -136,7 +137,9 @@ impl Link<'_> {
         }
         let done = match message {
             Control::Reserve { attempt, specification, .. } => match talk.greeted.take() {
-                Some(hello) if hello.attempt == *attempt => self.reserve(talk, &hello, specification),
+                Some((hello, register)) if hello.attempt == *attempt => {
+                    self.reserve(talk, &hello, register, specification)
+                }
                 _ => self.answer(talk, message),
             },
             _ => self.answer(talk, message),
@@ -173,8 +176,8 @@ impl Link<'_> {
         let sessions = &registry.moves.sessions;
         let earlier = sessions.of_vm(self.vm).filter(|(_, session)| session.peer == self.peer);
         if let Some((attempt, session)) = &earlier {
-            let offered =
-                Offered { attempt: *attempt, peer: host_key(&self.peer), generation: hello.generation.next() };
+            let (attempt, peer) = (*attempt, host_key(&self.peer));
+            let offered = Offered { attempt, peer, generation: hello.generation.next(), register: None };
             if let Some(settled) = settled_by(hello, offered) {
                 let _ = session.inputs.send(Input::Message(self.number, settled));
             }
@@ -199,13 +202,15 @@ impl Link<'_> {
         if hello.vm != self.vm {
             forbidden.push(format!("the stream is of {}, and the VM is {}", self.vm, hello.vm));
         }
+        let register = registry.moves.arbiter.register();
         let machine = [hello.machine.as_str()];
         let features: Vec<&str> = hello.cpu_features.split(',').collect();
         let facts = HostFacts {
             software: env!("CARGO_PKG_VERSION"),
             unix_s: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-            capabilities: OURS,
+            capabilities: ours(register),
             required: Capabilities::default(),
+            register,
             // Whether there is a QEMU that knows this machine and these features, the QEMU that is started says.
             qemu: Some(&hello.qemu),
             machines: &machine,
@@ -216,7 +221,8 @@ impl Link<'_> {
         };
         match compare(hello, &facts) {
             Ok(welcome) => {
-                talk.greeted = Some(hello.clone());
+                let register = register.filter(|_| welcome.capabilities.has(Capabilities::ARBITER));
+                talk.greeted = Some((hello.clone(), register));
                 self.send(&Control::Welcome(welcome));
             }
             Err(reasons) => self.send(&Control::Refuse { attempt: hello.attempt, reasons }),
@@ -224,7 +230,7 @@ impl Link<'_> {
     }
 
     /// The first message that leaves a trace here.
-    fn reserve(&self, talk: &mut Talk, hello: &Hello, specification: &str) -> Result<()> {
+    fn reserve(&self, talk: &mut Talk, hello: &Hello, register: Option<RegisterId>, specification: &str) -> Result<()> {
         let specification = Specification::parse(specification)?;
         let forbidden = start::check(&self.registry.config.moves, &specification.launch);
         if let Err(whys) = forbidden {
@@ -232,17 +238,19 @@ impl Link<'_> {
             return Ok(());
         }
         check_memory(&specification, hello)?;
+        let may_arbitrate = register.is_none() || specification.remote.is_none();
+        ensure!(may_arbitrate, "its remote tier is handed over, and no arbiter decides about such a VM");
         let claim = self.claim()?;
         // Looked at once more: the name may be taken by now.
         let note = self.note()?;
         let is_free = matches!(note, None | Some(Note::Owned(_))) && !self.registry.lock().contains_key(self.vm);
         ensure!(is_free, "this host has got a VM {} of its own meanwhile", self.vm);
-        let offered =
-            Offered { attempt: hello.attempt, peer: host_key(&self.peer), generation: hello.generation.next() };
+        let (attempt, generation) = (hello.attempt, hello.generation.next());
+        let offered = Offered { attempt, peer: host_key(&self.peer), generation, register };
         let wanted = Wanted { name: self.vm.to_owned(), attempt: hello.attempt, specification };
         let begin = |actions: &mut Vec<Action>| {
             // That of a VM that has ended.
-            Destination::begin(self.me(), offered, None, false, Moment::default(), actions)
+            Destination::begin(self.me(), offered, None, Moment::default(), actions)
         };
         self.begin(talk, claim, begin, Some(wanted))
     }
@@ -296,8 +304,10 @@ impl Link<'_> {
             Answer::Refuse(..) if self.registry.moves.claims.has(self.vm) => {}
             Answer::Refuse(offered, by) => {
                 let claim = self.claim()?;
+                let register = self.registry.moves.arbiter.register().filter(|_| by == DecidedBy::Arbiter);
+                let offered = Offered { register, ..offered };
                 let begin = |actions: &mut Vec<Action>| {
-                    Destination::refuse_unknown(self.me(), offered, by, false, Moment::default(), actions)
+                    Destination::refuse_unknown(self.me(), offered, by, Moment::default(), actions)
                 };
                 self.begin(talk, claim, begin, None)?;
             }

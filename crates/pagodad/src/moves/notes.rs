@@ -179,7 +179,8 @@ mod tests {
     }
 
     fn given() -> Note {
-        let offered = Offered { attempt: AttemptId(9), peer: HostKey([7; 32]), generation: Generation(4) };
+        let offered =
+            Offered { attempt: AttemptId(9), peer: HostKey([7; 32]), generation: Generation(4), register: None };
         Note::Given(offered, Decision::Grant)
     }
 

@@ -12,7 +12,7 @@ use pagoda_api::in_full;
 use pagoda_core::policy::VmId;
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_link::PublicKey;
-use pagoda_move::note::{Note, Offered};
+use pagoda_move::note::{Note, Offered, Owned};
 use pagoda_move::owner::{Qemu, Recovered, recover};
 use pagoda_move::units::{AttemptId, Moment};
 use pagoda_pager::tier::source::Arrivals;
@@ -57,6 +57,7 @@ fn of_records(registry: &Registry) -> BTreeSet<String> {
 /// Each VM that something was under way with has a thread of its own: what one waits for, no other does.
 fn settle_all(registry: &Arc<Registry>, names: BTreeSet<String>) {
     for name in names {
+        remove_register(registry, &name);
         // Most have moved at some time, and that is all.
         if settled_before(registry, &name) {
             registry.moves.settle_left(&name);
@@ -67,6 +68,15 @@ fn settle_all(registry: &Arc<Registry>, names: BTreeSet<String>) {
         if let Err(error) = thread::Builder::new().name("moves".into()).spawn(settle) {
             tracing::error!(vm = %name, "go on with a move that was under way: {error}; the next daemon does");
         }
+    }
+}
+
+/// The daemon before this one may have died before it did so. A note that tells of an offer says that no grant of it was sent.
+fn remove_register(registry: &Registry, name: &str) {
+    if let Ok(Some(Note::Owned(Owned::Offered(offered)))) = registry.moves.notes().read(name)
+        && let Some(register) = offered.register
+    {
+        registry.moves.arbiter.remove(register, offered.attempt);
     }
 }
 
@@ -172,7 +182,7 @@ fn settle_own(registry: &Arc<Registry>, name: &str, note: Option<Note>, known: &
 fn go_on_as_source(registry: &Arc<Registry>, name: &str, note: Option<Note>, offered: Offered) -> Result<bool> {
     let qemu = vm::qemu_of(registry, name);
     let mut actions = Vec::new();
-    let recovered = recover(registry.moves.me(), note, qemu, false, Moment::default(), &mut actions);
+    let recovered = recover(registry.moves.me(), note, qemu, Moment::default(), &mut actions);
     if let Recovered::Source(owner) = recovered {
         source::go_on(registry, name, PublicKey(offered.peer.0), (*owner, actions))?;
     }
@@ -212,7 +222,7 @@ fn go_on_as_destination(
     }
     let mut actions = Vec::new();
     let now = Instant::now();
-    let recovered = recover(registry.moves.me(), note, qemu, false, Moment(now.elapsed()), &mut actions);
+    let recovered = recover(registry.moves.me(), note, qemu, Moment(now.elapsed()), &mut actions);
     if let Recovered::Destination(owner) = recovered {
         let is_accepted = matches!(note, Some(Note::Accepted(..)));
         let claim = registry.moves.claims.claim(name).context("another move of it is under way")?;

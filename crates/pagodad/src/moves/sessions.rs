@@ -6,6 +6,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use pagoda_api::types::MoveArbiter;
 use pagoda_core::bits::PageSet;
 use pagoda_core::policy::VmId;
 use pagoda_core::units::{Bytes, ChunkIdx};
@@ -68,6 +69,8 @@ pub enum Input {
     Resolve,
     /// It is given up if it is before the grant, and why.
     Cancel(String),
+    /// The arbiter has answered, or was not reached.
+    Arbiter,
     /// Its source is not trusted any more: the stream ends.
     Cut,
 }
@@ -112,6 +115,8 @@ pub struct Progress {
     /// Bytes of a VM that runs here which are still at its source.
     pub left: u64,
     pub why: Option<String>,
+    /// Whether an arbiter decides, and what it says.
+    pub arbiter: Option<MoveArbiter>,
 }
 
 /// See the module.

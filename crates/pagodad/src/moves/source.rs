@@ -143,10 +143,9 @@ fn start(
 ) -> Result<()> {
     let Checked { ready, host, own, offer, runs } = checked;
     let vm = &request.vm;
-    let offered = Offered { attempt, peer: HostKey(host.key.0), generation: owned.generation().next() };
-    let mut actions = Vec::new();
+    let offered = Offered { attempt, peer: HostKey(host.key.0), generation: owned.generation().next(), register: None };
     let me = HostKey(own.public().0);
-    let owner = Source::begin(me, owned.generation(), offered, false, Moment::default(), &mut actions);
+    let owner = Source::begin(me, owned.generation(), offered, Moment::default());
     let progress = Progress::new(vm, &host.name, attempt, offer.pages().bytes());
     let hosts = Hosts::in_dir(&registry.config.hosts.dir);
     let (inputs, progress) = enter(registry, progress)?;
@@ -163,7 +162,7 @@ fn start(
         own: inputs.0,
         inputs: inputs.1,
     };
-    spawn(registry, begun, claim, Some(connection), actions)
+    spawn(registry, begun, claim, Some(connection), Vec::new())
 }
 
 /// Goes on with a VM that an earlier daemon has given to the host with this key. Nothing lets it run meanwhile.

@@ -9,7 +9,9 @@ use pagoda_api::in_full;
 use pagoda_link::hosts::Hosts;
 use pagoda_move::note::Note;
 use pagoda_move::units::{AttemptId, HostKey};
+use pagoda_move::wire::control::DecidedBy;
 
+use super::arbiter::Arbiter;
 use super::claims::Claims;
 use super::notes::Notes;
 use super::outgoing::Outgoing;
@@ -25,6 +27,7 @@ pub struct Moves {
     /// From this host.
     pub outgoing: Outgoing,
     pub claims: Claims,
+    pub arbiter: Arbiter,
     /// That other hosts have begun.
     pub streams: Streams,
     /// VMs of which other hosts say what the notes here cannot tell.
@@ -42,6 +45,7 @@ impl Moves {
             sessions: Sessions::default(),
             outgoing: Outgoing::default(),
             claims: Claims::default(),
+            arbiter: Arbiter::default(),
             streams: Streams::default(),
             unclear: Unclear::default(),
             left: Mutex::default(),
@@ -74,9 +78,10 @@ impl Moves {
         matches!(self.notes.read(vm), Ok(Some(Note::Given(..))))
     }
 
-    /// A VM that comes is this host's. Also if nobody can tell.
+    /// A VM that comes, and whose guest has not been let run so far, is this host's. Also if nobody can tell, but not as long as the
+    /// arbiter may still name another one.
     pub fn has_accepted(&self, vm: &str) -> bool {
-        matches!(self.notes.read(vm), Ok(Some(Note::Accepted(..) | Note::Owned(_))) | Err(_))
+        matches!(self.notes.read(vm), Ok(Some(Note::Accepted(_, DecidedBy::Grant) | Note::Owned(_))) | Err(_))
     }
 
     /// A VM of this host's has ended. What another host has a word to say about is kept.
@@ -109,8 +114,7 @@ impl Moves {
         }
     }
 
-    /// This host, as an arbiter would know it. Zeros as long as its key cannot be read: no other host can be reached then, and there
-    /// is no arbiter.
+    /// This host, as an arbiter knows it. Zeros as long as its key cannot be read: no other host can be reached then.
     pub fn me(&self) -> HostKey {
         if let Some(me) = self.me.get() {
             return *me;

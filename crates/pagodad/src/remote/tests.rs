@@ -1,4 +1,4 @@
-mod cluster;
+pub mod cluster;
 mod moves;
 
 use std::net::{Ipv4Addr, SocketAddr};

@@ -26,6 +26,10 @@ fn entry() -> MapEntry {
     MapEntry { revision: 4, ..MapEntry::of(vec![copy(1), copy(9)]) }
 }
 
+fn register() -> Register {
+    Register { vm: "web1".to_owned(), generation: 5, owner: [0xa7; 32] }
+}
+
 fn without_copies() -> [MapEntry; 2] {
     [MapEntry::lost(), MapEntry::empty()].map(|entry| MapEntry { revision: 5, ..entry })
 }
@@ -54,6 +58,11 @@ fn values_are_as_documented() {
             r#"{"v":1,"revision":4,"lost":false,"copies":[{"server":1,"grant":"0000100000000002"},{"server":9,"grant":"0000100000000002"}]}"#
                 .to_owned(),
         ),
+        (RegistersId { nonce: 0xcd }.encode(), r#"{"v":1,"nonce":"00000000000000cd"}"#.to_owned()),
+        (
+            register().encode(),
+            r#"{"v":1,"vm":"web1","generation":"0000000000000005","owner":"KEY"}"#.replace("KEY", &"a7".repeat(32)),
+        ),
         (without_copies()[0].encode(), r#"{"v":1,"revision":5,"lost":true,"copies":[]}"#.to_owned()),
         (without_copies()[1].encode(), r#"{"v":1,"revision":5,"lost":false,"empty":true,"copies":[]}"#.to_owned()),
     ];
@@ -62,6 +71,7 @@ fn values_are_as_documented() {
     }
     assert_eq!(Node::decode(&node().encode()), Ok(node()));
     assert_eq!(Space::decode(&space().encode()), Ok(space()));
+    assert_eq!(Register::decode(&register().encode()), Ok(register()));
     for owner in [Owner { sealed: true, ..owner.clone() }, owner] {
         assert_eq!(Owner::decode(&owner.encode()), Ok(owner));
     }
@@ -113,6 +123,22 @@ fn what_cannot_be_right_is_refused() {
         let bad = space.replacen(from, to, 1);
         assert!(bad != space && Space::decode(bad.as_bytes()).is_err(), "{bad}");
     }
+    let register = String::from_utf8(register().encode()).unwrap();
+    for (from, to) in [
+        ("web1", ""),
+        ("web1", "a\\n"),
+        ("web1", &"x".repeat(256)),
+        ("0000000000000005", "0000000000000000"),
+        ("0000000000000005", "5"),
+        ("a7a7", "a7"),
+        ("a7a7", "zza7"),
+        (r#""v":1"#, r#""v":2"#),
+        (r#""owner""#, r#""more":1,"owner""#),
+    ] {
+        let bad = register.replacen(from, to, 1);
+        assert!(bad != register && Register::decode(bad.as_bytes()).is_err(), "{bad}");
+    }
+    assert!(RegistersId::decode(br#"{"v":1,"nonce":"0000000000000000"}"#).is_err());
     let long = format!("{}{}", entry, " ".repeat(VALUE_MAX));
     assert!(MapEntry::decode(long.as_bytes()).is_err());
 }
@@ -121,7 +147,7 @@ proptest! {
     /// Nothing makes the decoders do anything but refuse, or give what encodes to the same meaning.
     #[test]
     fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), at in 0..100_usize, byte: u8) {
-        let _ = (Node::decode(&bytes), Space::decode(&bytes), Owner::decode(&bytes));
+        let _ = (Node::decode(&bytes), Space::decode(&bytes), Owner::decode(&bytes), Register::decode(&bytes));
         prop_assert!(MapEntry::decode(&bytes).is_err());
         let mut damaged = entry().encode();
         let at = at % damaged.len();

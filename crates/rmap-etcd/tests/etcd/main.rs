@@ -6,6 +6,7 @@ mod data;
 mod endpoints;
 mod faults;
 mod members;
+mod registers;
 mod relay;
 mod rig;
 mod store;

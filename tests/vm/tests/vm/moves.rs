@@ -1,7 +1,9 @@
 //! Guests that verify their memory move between two hosts: they go on as if nothing had been, and run on one host at a time.
 
+mod arbiter;
 mod disks;
 mod ended;
+mod etcd;
 mod faults;
 mod hosts;
 mod killed;

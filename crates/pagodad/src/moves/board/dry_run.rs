@@ -67,6 +67,7 @@ pub fn plan(
         downtime_ms: planned.pause.map(millis_ceil),
         keeps_downtime: planned.promise == Promise::Kept,
         remote,
+        arbiter: None,
     }
 }
 

@@ -1,5 +1,7 @@
 //! The thread of one attempt to move a VM here: it has the machine that says who owns the VM, and does what that wants.
 
+mod arbiter;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +16,7 @@ use pagoda_move::units::{AttemptId, Moment};
 use pagoda_move::wire::offer::{Reason, ReasonKind};
 use pagoda_move::wire::{Control, Malformed};
 
+use self::arbiter::Answers;
 use super::tail::Tail;
 use super::vm::{self, Wanted};
 use crate::moves::channel::ControlSender;
@@ -60,6 +63,7 @@ pub struct Session {
     /// When the link was lost, or the other host was called last.
     called: Instant,
     is_calling: Arc<AtomicBool>,
+    answers: Answers,
 }
 
 /// Calls the other host, and gives the session what it says until the stream ends.
@@ -118,6 +122,7 @@ impl Session {
             is_dead: false,
             called: Instant::now(),
             is_calling: Arc::default(),
+            answers: Answers::default(),
         }
     }
 
@@ -136,6 +141,7 @@ impl Session {
                 let Ok(input) = self.inputs.try_recv() else { break };
                 self.take(input);
             }
+            self.hear_arbiter();
             self.look_at_qemu();
             self.call_if_lonely();
             self.tell_of_tail();
@@ -208,7 +214,7 @@ impl Session {
             }
             Input::Failed(why) => self.fail(why),
             Input::StreamEnded if self.tail.is_some() => self.cut(),
-            Input::StreamEnded | Input::Tail => {}
+            Input::StreamEnded | Input::Tail | Input::Arbiter => {}
             // What an earlier daemon has done of it nobody knows.
             Input::LetRun(false) if !self.is_recovered => self.apply(DestinationEvent::NeverRan),
             Input::LetRun(_) => {
@@ -426,11 +432,13 @@ impl Session {
                     }
                     vm::discard(&self.registry, &self.vm, self.attempt, self.id);
                 }
-                Action::Ask(_) => heard.push(DestinationEvent::Arbiter(None)),
+                Action::Ask(claim) => self.ask_arbiter(claim),
+                Action::Unregister(..) => unreachable!("a destination removes no register"),
                 Action::End(end) => self.note_end(end),
                 Action::Stop => unreachable!("a destination stops nothing"),
             }
         }
+        self.show_arbiter();
         heard.into_iter().for_each(|event| self.apply(event));
     }
 

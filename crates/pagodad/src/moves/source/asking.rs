@@ -10,7 +10,7 @@ use pagoda_link::LinkError;
 use pagoda_move::note::Note;
 use pagoda_move::units::ConnectionNo;
 use pagoda_move::wire::Control;
-use pagoda_move::wire::offer::Reason;
+use pagoda_move::wire::offer::{Capabilities, Reason};
 
 use super::check::{Checked, check};
 use super::request::{Request, new_attempt};
@@ -22,11 +22,11 @@ use crate::registry::Registry;
 /// How long the other host may take to compare. It does nothing else for it.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Asks the destination, too. What is to be started there it looks at only when it makes room.
+/// Asks the destination, too. What is to be started there it looks at only when it makes room. Whether both hosts have one arbiter.
 ///
 /// # Errors
 /// What keeps the VM from moving. Nothing is changed here or there.
-pub fn ask(registry: &std::sync::Arc<Registry>, request: &Request) -> Result<(), ApiError> {
+pub fn ask(registry: &std::sync::Arc<Registry>, request: &Request) -> Result<bool, ApiError> {
     let checked = check(registry, request)?;
     let refuse = |why: String| {
         let what = format!("{} does not move to {}: {why}", request.vm, checked.host.name);
@@ -57,11 +57,16 @@ pub fn ask(registry: &std::sync::Arc<Registry>, request: &Request) -> Result<(),
     answer.map_err(silent)?.map_err(|reasons| refuse(in_words(&reasons)))
 }
 
-/// Whether it is welcome, or why not.
-fn answer(receiver: &mut ControlReceiver, is_of: impl Fn(&Control) -> bool) -> Result<Result<(), Vec<Reason>>, String> {
+/// Whether it is welcome, and both hosts have one arbiter; or why not.
+fn answer(
+    receiver: &mut ControlReceiver,
+    is_of: impl Fn(&Control) -> bool,
+) -> Result<Result<bool, Vec<Reason>>, String> {
     loop {
         match receiver.receive().map_err(|error| in_full(&error))? {
-            message @ Control::Welcome(_) if is_of(&message) => return Ok(Ok(())),
+            Control::Welcome(welcome) if is_of(&Control::Welcome(welcome.clone())) => {
+                return Ok(Ok(welcome.capabilities.has(Capabilities::ARBITER)));
+            }
             Control::Refuse { attempt: _, reasons } => return Ok(Err(reasons)),
             _ => {}
         }

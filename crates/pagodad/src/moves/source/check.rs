@@ -10,13 +10,13 @@ use pagoda_image::Qemu;
 use pagoda_link::Keypair;
 use pagoda_link::hosts::{Host, Hosts};
 use pagoda_move::rounds::{Mode, OnTimeout};
-use pagoda_move::units::{AttemptId, ConnectionNo, Generation};
+use pagoda_move::units::{AttemptId, ConnectionNo, Generation, RegisterId};
 use pagoda_move::wire::PROTOCOL_VERSION;
 use pagoda_move::wire::limits::{REGIONS_MAX, VM_PAGES_MAX};
 use pagoda_move::wire::offer::{Capabilities, Hello, RegionFacts, Room};
 
 use super::request::Request;
-use crate::moves::capabilities::OURS;
+use crate::moves::capabilities::ours;
 use crate::moves::specification::Specification;
 use crate::qmp::state::{self, RunState};
 use crate::record::OperationKind;
@@ -44,6 +44,8 @@ pub struct Offer {
     pub room: Room,
     /// What the destination has to be able to do.
     required: Capabilities,
+    /// Those of the arbiter that this host asks, if it may decide about this VM.
+    pub register: Option<RegisterId>,
     pub specification: String,
 }
 
@@ -104,10 +106,12 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
     let needed = |is_needed: bool, what| if is_needed { what } else { Capabilities::default() };
     let required = needed(may_lack_pages, Capabilities::POSTCOPY);
     let required = required.with(needed(remote.is_some(), Capabilities::REMOTE_TIER));
+    // Whoever owns a tier takes it over by its note alone.
+    let register = registry.moves.arbiter.register().filter(|_| remote.is_none());
     let (machine, regions) = (qemu.clone(), memory.clone());
     let specification = Specification { launch, spec, memory: regions, qemu: machine, running: runs, remote };
     let specification = specification.to_text().map_err(asked)?;
-    let offer = Offer { vm: vm.clone(), qemu, memory, room, required, specification };
+    let offer = Offer { vm: vm.clone(), qemu, memory, room, required, register, specification };
     Ok(Checked { ready, host, own, offer, runs })
 }
 
@@ -133,9 +137,10 @@ impl Offer {
             generation: own,
             protocol_min: PROTOCOL_VERSION,
             protocol_max: PROTOCOL_VERSION,
-            capabilities: OURS,
+            capabilities: ours(self.register),
             required: self.required,
             unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            register: self.register,
             software: env!("CARGO_PKG_VERSION").to_owned(),
             vm: self.vm.clone(),
             qemu: self.qemu.version.clone(),

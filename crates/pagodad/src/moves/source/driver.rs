@@ -4,6 +4,7 @@
 //! record has the operation, and nobody else sends for this attempt. What takes long and may be waited for by nobody (calls, the
 //! stop of the VM, networks) has threads of its own, which say here what came of it.
 
+mod arbiter;
 mod tail;
 
 use std::collections::VecDeque;
@@ -35,7 +36,8 @@ use super::progress::{Ended, Progress};
 use super::shown::{self, Stage};
 use super::standing::Outcome;
 use super::tail::Tail;
-use crate::moves::capabilities::OURS;
+use crate::moves::arbiter::Said;
+use crate::moves::capabilities::ours;
 use crate::moves::channel::Connection;
 use crate::moves::claims::Claim;
 use crate::moves::notes::Notes;
@@ -77,6 +79,7 @@ pub struct Driver {
     connections: u32,
     /// What both hosts can do, once the destination has said so.
     agreed: Capabilities,
+    said: Said,
     is_over: Arc<AtomicBool>,
     /// On the VM's note, until the move is over.
     claim: Option<Claim>,
@@ -116,6 +119,7 @@ impl Driver {
             line: None,
             connections,
             agreed: Capabilities::default(),
+            said: None,
             is_over: Arc::default(),
             claim: Some(claim),
             copying: None,
@@ -194,6 +198,7 @@ impl Driver {
                 }
             }
             Input::Stopped(outcome) => self.stopped(outcome),
+            Input::Arbiter(answer) => self.arbiter_answers(answer),
             Input::Order(Order::Cancel) => self.cancel("its user has cancelled it"),
             // What was said last is sent before the streams end.
             Input::Order(Order::Untrusted) if !self.begun.owner.is_granted() => {
@@ -311,11 +316,13 @@ impl Driver {
         self.heard = Instant::now();
         match message {
             Control::Welcome(welcome) if self.begun.stage == Stage::Greeting => {
-                if welcome.protocol != PROTOCOL_VERSION || !OURS.has(welcome.capabilities) {
+                let register = self.begun.offer.as_ref().and_then(|(offer, _)| offer.register);
+                if welcome.protocol != PROTOCOL_VERSION || !ours(register).has(welcome.capabilities) {
                     return self.give_up("the destination wants what this host has not offered".to_owned());
                 }
                 self.agreed = welcome.capabilities;
                 self.let_compress();
+                self.agree_on_arbiter(register);
                 self.begun.stage = Stage::Reserving;
                 self.reserve();
             }
@@ -361,7 +368,7 @@ impl Driver {
                     tail.kept(runs);
                 }
             }
-            Control::Forgotten { .. } => {
+            Control::Forgotten { .. } if !self.begun.owner.is_granted() => {
                 self.note_why(ErrorCode::GivenUp, format!("{} knows nothing of it any more", self.to()));
             }
             _ => {}
@@ -563,12 +570,8 @@ impl Driver {
                     (self.copying, self.tail) = (None, None);
                     self.begun.guest.discard();
                 }
-                // No attempt of this host has an arbiter.
-                Action::Ask(_) => {
-                    let mut more = Vec::new();
-                    self.begun.owner.apply(self.now(), SourceEvent::Arbiter(None), &mut more);
-                    wanted.extend(more);
-                }
+                Action::Ask(claim) => self.ask_arbiter(claim),
+                Action::Unregister(register, attempt) => self.registry.moves.arbiter.remove(register, attempt),
                 Action::Prepare => unreachable!("a source prepares nothing"),
                 Action::End(end) => self.end(end),
             }
@@ -650,6 +653,7 @@ impl Driver {
         let mut shown = self.shown();
         (shown.phase, shown.elapsed, shown.downtime) = (phase, self.began.elapsed(), self.downtime);
         shown::update(&mut shown, rounds.as_ref(), self.unreachable.as_deref());
+        shown.arbiter = Some(self.shown_arbiter(&shown.to));
         self.show_tail(&mut shown, rounds.map_or(Bytes::ZERO, |rounds| rounds.sent));
     }
 }

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use pagoda_link::LinkError;
+use pagoda_move::owner::Registered;
 use pagoda_move::units::ConnectionNo;
 use pagoda_move::wire::Control;
 use pagoda_pager::handle::Copied;
@@ -36,6 +37,8 @@ pub enum Input {
     /// The VM stands still, or does not.
     Stopped(Outcome),
     Order(Order),
+    /// What the arbiter has, or nothing if it was not reached.
+    Arbiter(Option<Registered>),
 }
 
 /// That a message waits for the driver. Whoever reads the stream has no more than [`RECEIVED_MAX`] of them: a destination that says more

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use pagoda_api::types::MoveArbiter;
 use pagoda_core::units::Bytes;
 use pagoda_move::owner::End;
 use pagoda_move::units::{AttemptId, Rate};
@@ -37,6 +38,8 @@ pub struct Progress {
     pub waits: Option<String>,
     /// How long the VM stood still, until this host knew that it runs at its destination.
     pub downtime: Option<Duration>,
+    /// Whether an arbiter decides, and what it says.
+    pub arbiter: Option<MoveArbiter>,
 }
 
 impl Progress {
@@ -60,6 +63,7 @@ impl Progress {
             expected_downtime: None,
             waits: None,
             downtime: None,
+            arbiter: None,
         }
     }
 }

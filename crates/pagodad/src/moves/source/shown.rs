@@ -65,7 +65,7 @@ pub const fn reason_of(end: End) -> &'static str {
     match end {
         End::Moved => "it has moved",
         End::GivenUp => "the destination did not have all of it in time, or was away for too long",
-        End::CameBack => "the destination has refused it, or an operator has taken it back",
+        End::CameBack => "the destination has refused it, or the arbiter or an operator has decided so",
         End::Crashed => "its QEMU has ended",
         End::Superseded => "an operator has let the destination take it over, where it runs; what was here is ended",
         End::Lost => "an operator has given it up",

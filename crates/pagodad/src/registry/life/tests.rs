@@ -82,7 +82,7 @@ fn a_vm_that_may_run_elsewhere_is_not_continued() {
     bench.registry.find_by_id(bench.id, |vm| vm.stalled = Some(("its disk".into(), Instant::now())));
     says(bench.cont(), "somebody else has migrated it");
     fake.model().sent_pages = 20;
-    let offered = Offered { attempt: AttemptId(3), peer: HostKey([7; 32]), generation: Generation(2) };
+    let offered = Offered { attempt: AttemptId(3), peer: HostKey([7; 32]), generation: Generation(2), register: None };
     bench.registry.moves.notes().write("web1", Some(Note::Given(offered, Decision::Grant))).unwrap();
     says(bench.cont(), "has not ended");
     assert_eq!(fake.model().status, "postmigrate");

@@ -26,7 +26,7 @@ fn in_etcd(pool: &Pool, etcd: &EtcdProcess, name: &str) {
 }
 
 /// The keys come first: lenders know them.
-pub fn start(name: &str, etcd: &EtcdProcess, ids: &[u32]) -> (Pool, Vec<Lender>) {
+pub(super) fn start(name: &str, etcd: &EtcdProcess, ids: &[u32]) -> (Pool, Vec<Lender>) {
     let pool = cluster(name, etcd, &[]);
     let lenders: Vec<Lender> = ids.iter().map(|id| Lender::start(&pool, *id)).collect();
     pool.write("servers", &lenders.iter().map(|lender| lender.line.as_str()).collect::<String>());
@@ -34,7 +34,7 @@ pub fn start(name: &str, etcd: &EtcdProcess, ids: &[u32]) -> (Pool, Vec<Lender>)
 }
 
 /// A VM that has this tier.
-pub fn owner(pool: &Pool, tier: &NewTier) -> Record {
+pub(super) fn owner(pool: &Pool, tier: &NewTier) -> Record {
     tier.keep(&pool.dirs);
     vm(Some(tier.remote.clone()))
 }
@@ -47,7 +47,7 @@ fn map(etcd: &EtcdProcess, record: &Record) -> Vec<(SlabNo, MapEntry)> {
     etcd.connect("b").look(space(record)).unwrap().1
 }
 
-pub fn is_gone(etcd: &EtcdProcess, record: &Record) -> bool {
+pub(super) fn is_gone(etcd: &EtcdProcess, record: &Record) -> bool {
     let name = pagoda_pool::record::tier_name(space(record));
     let keys = etcd.etcdctl(&["get", "--prefix", "--keys-only", "/rmap/1/test/"]);
     let left = keys.contains(&format!("{:016x}", space(record).0));
@@ -56,7 +56,7 @@ pub fn is_gone(etcd: &EtcdProcess, record: &Record) -> bool {
     matches!(known, Err(EtcdError::NoSuchSpace { .. }))
 }
 
-pub fn notes(pool: &Pool) -> usize {
+pub(super) fn notes(pool: &Pool) -> usize {
     pending_release::all(&pool.dirs).len()
 }
 

@@ -35,7 +35,12 @@ fn with(record: &Record, kind: OperationKind) -> Record {
 }
 
 fn offered() -> Offered {
-    Offered { attempt: AttemptId(9), peer: HostKey([7; 32]), generation: pagoda_move::units::Generation(2) }
+    Offered {
+        attempt: AttemptId(9),
+        peer: HostKey([7; 32]),
+        generation: pagoda_move::units::Generation(2),
+        register: None,
+    }
 }
 
 fn note(pool: &Pool, note: Option<Note>) {

@@ -12,22 +12,24 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use pagoda_api::{MoveOutcome, MovePhase, MoveStatus};
+use rustix::process::Signal;
 use vm_tests::control::Control;
 use vm_tests::loopfs::{FileSystem, Frozen, LoopFs};
 use vm_tests::{Guest, GuestOptions, Lab, MIB, Qemu, wait};
 
+use super::etcd::{self, Etcd};
 use super::hosts::{Host, Hosts, Place};
 use super::moving::{PHASE_MAX, begin, end, move_of, settled, wait_phase};
 use super::network::Way;
 use super::processes::{Stopped, kill, wait_for_disk};
 use super::{GIVEN_UP, REFUSED, power_off};
 
-const MOVED: i32 = 0;
-const UNDECIDED: i32 = 8;
+pub const MOVED: i32 = 0;
+pub const UNDECIDED: i32 = 8;
 
 const FILL: &str = "fill 32";
 /// So that a fault finds the move in its rounds.
-const HOW: [&str; 5] = ["--shared-disks", "--downtime", "2s", "--bandwidth", "320M"];
+pub const HOW: [&str; 5] = ["--shared-disks", "--downtime", "2s", "--bandwidth", "320M"];
 const DISK_MIB: u64 = 16;
 
 /// What a move is doing.
@@ -90,6 +92,8 @@ pub enum Fault {
     Stop(End, Whose, Duration),
     /// What held the move until now goes on after so long, and nothing else happens.
     Late(Duration),
+    /// The etcd that decides about moves stands still until the move is over.
+    NoEtcd,
 }
 
 /// Where the VM is to be afterwards.
@@ -107,20 +111,23 @@ pub type Case = (Moment, Fault, Ends);
 
 /// Two hosts and a guest.
 pub struct Scene {
-    hosts: Hosts,
+    pub hosts: Hosts,
+    options: GuestOptions,
+    /// Decides about moves, if it is there.
+    etcd: Option<Etcd>,
     guest: Rc<Guest>,
     disks: [Rc<LoopFs>; 2],
     /// The guest's disk.
     blocks: PathBuf,
     /// The host that has it.
-    at: usize,
+    pub at: usize,
     control: Control,
     done: usize,
 }
 
 /// What holds a move at a moment until it is dropped.
 #[derive(Default)]
-struct Held<'a> {
+pub struct Held<'a> {
     _disks: Vec<Frozen<'a>>,
     _qemu: Option<Stopped>,
 }
@@ -163,15 +170,64 @@ impl Scene {
         let guest = hosts.guest(lab, &options)?;
         let mut control = guest.control()?;
         control.run(FILL)?;
-        Ok(Scene { hosts, guest, disks, blocks, at: 0, control, done: 0 })
+        Ok(Scene { hosts, options, etcd: None, guest, disks, blocks, at: 0, control, done: 0 })
     }
 
-    fn end(self) -> Result<()> {
+    /// The same of hosts that have an arbiter.
+    pub fn run_with_etcd(name: &str, cases: &[Case]) -> Result<()> {
+        let _alone = etcd::alone();
+        Lab::run(name, 1, |lab| {
+            let mut scene = Scene::start_with_etcd(lab)?;
+            for case in cases {
+                scene.case(*case).with_context(|| format!("{case:?}"))?;
+            }
+            scene.end()
+        })
+    }
+
+    /// Both hosts have one arbiter.
+    pub fn start_with_etcd(lab: &Lab) -> Result<Scene> {
+        let mut scene = Scene::start(lab)?;
+        etcd::connect(&scene.hosts)?;
+        let etcd = Etcd::start(lab.dir())?;
+        for host in [&scene.hosts.one, &scene.hosts.other] {
+            let pool = lab.dir().join(format!("pool-{}", host.name));
+            fs::create_dir(&pool).context("make a directory")?;
+            let text = format!("cluster = {:?}\nhost = {:?}\n", etcd.address(), host.name);
+            fs::write(pool.join("pool.toml"), text).context("write pool.toml")?;
+            let moves = host.accepts(&scene.options)? + "\narbiter = \"etcd\"";
+            host.configure_with(&format!("pool_dir = {pool:?}\n"), &moves)?;
+            host.daemon.stop()?;
+            host.daemon.start_again()?;
+        }
+        scene.etcd = Some(etcd);
+        scene.hosts.wait_connected()?;
+        scene.wait_arbiter()?;
+        Ok(scene)
+    }
+
+    pub fn etcd(&self) -> Result<&Etcd> {
+        self.etcd.as_ref().context("these hosts have no arbiter")
+    }
+
+    /// Both hosts reach it.
+    pub fn wait_arbiter(&self) -> Result<()> {
+        for host in [&self.hosts.one, &self.hosts.other] {
+            let is_reached = || {
+                let own = host.daemon.client().hosts()?.own;
+                Ok(own.arbiter.is_some_and(|arbiter| arbiter.reachable).then_some(()))
+            };
+            wait::until("the arbiter is reached", wait::HANG, is_reached)?;
+        }
+        Ok(())
+    }
+
+    pub fn end(self) -> Result<()> {
         let Scene { hosts, control, at, .. } = self;
         power_off([&hosts.one, &hosts.other][at], control)
     }
 
-    fn host(&self, index: usize) -> &Host {
+    pub fn host(&self, index: usize) -> &Host {
         [&self.hosts.one, &self.hosts.other][index]
     }
 
@@ -205,11 +261,14 @@ impl Scene {
         self.finish_work(at, there)?;
         ensure!(self.hosts.qemus().len() == 1, "{:?}", self.hosts.qemus());
         self.hosts.wait_connected()?;
+        if self.etcd.is_some() {
+            self.wait_arbiter()?;
+        }
         self.host(1 - at).ensure_nothing_left()
     }
 
     /// What the guest does meanwhile: every second time with its disk, which is empty at first.
-    fn begin_work(&mut self, moment: Moment, fault: Fault) -> Result<()> {
+    pub fn begin_work(&mut self, moment: Moment, fault: Fault) -> Result<()> {
         // Its clock stands still as long as it does.
         let seconds = match (moment, fault) {
             // Over before the guest stops: nobody hears what it says at the destination before the move is over.
@@ -228,7 +287,7 @@ impl Scene {
     }
 
     /// The guest's word on that, and on all of its memory.
-    fn finish_work(&mut self, at: usize, there: Option<Control>) -> Result<()> {
+    pub fn finish_work(&mut self, at: usize, there: Option<Control>) -> Result<()> {
         if at == self.at {
             self.control.reply()?;
         } else {
@@ -246,7 +305,7 @@ impl Scene {
     }
 
     /// Waits until the move is there, and holds it there. With what the guest says at the destination, once there is a QEMU.
-    fn reach(&self, moment: Moment) -> Result<(Held<'_>, Option<Control>)> {
+    pub fn reach(&self, moment: Moment) -> Result<(Held<'_>, Option<Control>)> {
         let (from, to) = (self.host(self.at), self.host(1 - self.at));
         if moment == Moment::Preparing {
             wait::until("the destination starts QEMU", PHASE_MAX, || {
@@ -332,6 +391,12 @@ impl Scene {
             Fault::Late(time) => {
                 pass(time)?;
                 drop(held);
+            }
+            Fault::NoEtcd => {
+                self.etcd()?.signal(Signal::STOP)?;
+                drop(held);
+                wait::until("it is over", wait::HANG, || Ok(moving.try_wait()?))?;
+                self.etcd()?.signal(Signal::CONT)?;
             }
         }
         Ok(Instant::now())

@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use super::faults::End::{Destination, Source};
 use super::faults::Ends::{Crashed, Moved, Somewhere, Stayed};
-use super::faults::Fault::{Cut, Kill, Late, Stop};
+use super::faults::Fault::{Cut, Kill, Late, NoEtcd, Stop};
 use super::faults::Heals::{After, Noticed, Over};
 use super::faults::Messages::{All, Answers, Sent};
 use super::faults::Moment::{Accepting, Copying, Loading, Noting, Preparing, Settling};
@@ -131,6 +131,22 @@ fn a_daemon_stands_still_for_long() -> Result<()> {
             (Copying, Stop(Source, Daemon, SHORT), Moved),
             (Copying, Stop(Source, Daemon, LONG), Moved),
             (Copying, Stop(Destination, Daemon, LONG), Moved),
+        ],
+    )
+}
+
+/// Moves that their arbiter would decide about go on by the grant alone.
+#[test]
+fn etcd_is_gone() -> Result<()> {
+    Scene::run_with_etcd(
+        "etcd is gone",
+        &[
+            (Preparing, NoEtcd, Somewhere),
+            (Copying, NoEtcd, Moved),
+            (Loading, NoEtcd, Moved),
+            (Noting, NoEtcd, Moved),
+            (Accepting, NoEtcd, Moved),
+            (Settling, NoEtcd, Moved),
         ],
     )
 }

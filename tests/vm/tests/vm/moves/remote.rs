@@ -1,113 +1,23 @@
 //! VMs with a remote tier move between two hosts of one pool. A tier that etcd keeps is handed over, and one in a host's own registry file
 //! is copied.
 
-use std::fs::{self, File};
-use std::net::TcpListener;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::{MoveOutcome, MovePhase, MovePlan, RemoteFate, VmInfo, VmState};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use vm_tests::control::Control;
 use vm_tests::pool::Pool;
 use vm_tests::{Guest, GuestOptions, Lab, MIB, Qemu, wait};
 
+use super::etcd::{Etcd, POOL, alone, connect};
 use super::hosts::{Host, Hosts, text};
 use super::{DOWNTIME, WRITE, ensure_moved, options, power_off};
 
-/// Where the pool and its etcd are, for this machine and both hosts.
-const POOL: &str = "10.79.255.1";
 const SLABS: u64 = 8;
 const DRAM_MIB: u64 = 96;
-
-/// The pools of all these tests have the same address on this machine.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A link from each host to where the pool is. The kernel takes it down with the host's namespace.
-fn connect(hosts: &Hosts) -> Result<()> {
-    for (index, namespace) in hosts.network.namespaces.iter().enumerate() {
-        let (here, there) = (format!("10.79.{index}.1"), format!("10.79.{index}.2"));
-        let name = format!("pgm{}{index}", std::process::id() % 100_000);
-        let words = |words: &str| words.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        // That of the test before goes with its namespace, some time after it.
-        let _ = ip(&words(&format!("link del {name}")));
-        ip(&words(&format!("link add {name} type veth peer name p0 netns {namespace}")))?;
-        ip(&words(&format!("addr add {here}/24 dev {name}")))?;
-        if index == 0 {
-            ip(&words(&format!("addr add {POOL}/32 dev {name}")))?;
-        }
-        ip(&words(&format!("link set {name} up")))?;
-        ip(&words(&format!("-n {namespace} addr add {there}/24 dev p0")))?;
-        ip(&words(&format!("-n {namespace} link set p0 up")))?;
-        ip(&words(&format!("-n {namespace} route add {POOL}/32 via {here}")))?;
-    }
-    Ok(())
-}
-
-fn ip(words: &[String]) -> Result<()> {
-    let done = Command::new("ip").args(words).output().context("run ip (iproute2)")?;
-    ensure!(done.status.success(), "ip {}: {}", words.join(" "), text(&done.stderr));
-    Ok(())
-}
-
-/// An etcd that both hosts reach. Killed when dropped.
-struct Etcd {
-    child: Child,
-    port: u16,
-}
-
-impl Etcd {
-    fn start(dir: &Path) -> Result<Etcd> {
-        let free = || Ok::<u16, anyhow::Error>(TcpListener::bind((POOL, 0))?.local_addr()?.port());
-        let (port, peer) = (free()?, free()?);
-        let (client, peer) = (format!("http://{POOL}:{port}"), format!("http://{POOL}:{peer}"));
-        let log = File::create(dir.join("etcd.log")).context("make a log")?;
-        let mut command = Command::new("etcd");
-        command.arg("--data-dir").arg(dir.join("etcd")).args(["--name", "m"]);
-        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
-        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-        command.args(["--initial-cluster", &format!("m={peer}")]).stdout(Stdio::null()).stderr(log);
-        let etcd = Etcd { child: command.spawn().context("run etcd")?, port };
-        let healthy = ["endpoint", "health"];
-        wait::until("etcd answers", wait::HANG, || Ok(etcd.ctl(&healthy).ok()))?;
-        Ok(etcd)
-    }
-
-    fn address(&self) -> String {
-        format!("etcd://{POOL}:{}/lab", self.port)
-    }
-
-    fn ctl(&self, words: &[&str]) -> Result<String> {
-        let mut command = Command::new("etcdctl");
-        command.env("ETCDCTL_API", "3").args(["--endpoints", &format!("http://{POOL}:{}", self.port)]).args(words);
-        let done = command.output().context("run etcdctl")?;
-        ensure!(done.status.success(), "{}", text(&done.stderr));
-        Ok(text(&done.stdout))
-    }
-
-    /// The spaces that it knows.
-    fn spaces(&self) -> Result<Vec<String>> {
-        let names = self.ctl(&["get", "--prefix", "--keys-only", "/rmap/1/lab/names/"])?;
-        Ok(names.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect())
-    }
-
-    fn signal(&self, signal: Signal) -> Result<()> {
-        kill_process(Pid::from_child(&self.child), signal).context("signal etcd")
-    }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// Both hosts borrow of one pool.
 struct Bench {
@@ -173,6 +83,11 @@ impl Bench {
     }
 }
 
+/// The spaces that etcd knows.
+fn spaces(etcd: &Etcd) -> Result<Vec<String>> {
+    etcd.keys("names/")
+}
+
 fn in_pool(info: &VmInfo) -> u64 {
     info.remote.as_ref().map_or(0, |remote| remote.pool_bytes)
 }
@@ -199,7 +114,7 @@ fn a_remote_tier_is_handed_over() -> Result<()> {
         ensure!(sent <= own + own / 20, "{sent} bytes were sent, and {before} were in the pool");
         let there = hosts.other.daemon.vm("web1")?;
         ensure!(in_pool(&there) >= before / 2, "{there:#?}");
-        ensure!(etcd.spaces()?.len() == 1, "{:?}", etcd.spaces()?);
+        ensure!(spaces(etcd)?.len() == 1, "{:?}", spaces(etcd)?);
 
         let mut control = hosts.other.control(&guest)?;
         control.run("verify").context("its memory is right there")?;
@@ -213,7 +128,7 @@ fn a_remote_tier_is_handed_over() -> Result<()> {
         control.run("run random passes=1 write=100")?;
         control.run("verify")?;
         power_off(&hosts.one, control)?;
-        wait::until("etcd has no space", wait::HANG, || Ok(etcd.spaces()?.is_empty().then_some(())))?;
+        wait::until("etcd has no space", wait::HANG, || Ok(spaces(etcd)?.is_empty().then_some(())))?;
         bench.pool.wait_free_slabs(SLABS)
     })
 }

@@ -10,7 +10,8 @@ use crate::moves::outgoing::Order;
 use crate::qmp::state::tests::fake::{Fake, Way};
 use crate::record::Record;
 
-const OFFERED: Offered = Offered { attempt: AttemptId(3), peer: HostKey([7; 32]), generation: Generation(5) };
+const OFFERED: Offered =
+    Offered { attempt: AttemptId(3), peer: HostKey([7; 32]), generation: Generation(5), register: None };
 
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
