@@ -332,6 +332,9 @@ pub struct HostInfo {
     /// The folios RAM is made of, in words.
     pub large_folios: String,
     pub vms: u32,
+    /// Its VMs move to other hosts, and it takes no new ones.
+    #[serde(default)]
+    pub draining: bool,
     #[serde(default)]
     pub policy: HostPolicy,
     /// As they were counted last; nothing before that, and while they cannot be.

@@ -79,6 +79,9 @@ catalogue! {
     RemoteIn "remote_in_pages" Counter "pages" "Pages read from the pool.";
     RemoteOut "remote_out_pages" Counter "pages" "Pages written to the pool.";
     RemoteDeclined "remote_declined_pages" Counter "pages" "Pages that the pool did not take, or not in time: swap did.";
+    SlowedWrites "move_slowed_writes" Counter "" "First writes to a page that waited, because a move slows the VM's writers.";
+    SlowedUs "move_slowed_us" Counter "microseconds" "Time that such writes waited.";
+    WriteDelay "move_write_delay_us" Gauge "microseconds" "What each first write to a page waits now; 0 unless a move slows the VM's writers.";
     Resident "resident_pages" Gauge "pages" "Pages in DRAM.";
     Swapped "swapped_pages" Gauge "pages" "Pages whose content is only in swap.";
     Remote "remote_pages" Gauge "pages" "Pages whose block is in the pool, not in the swap file.";

@@ -169,7 +169,7 @@ fn course_of(facts: &Facts, settings: &Settings, content: PageCount, rate: Rate)
 /// The guest writes as fast as the link sends: writers are slowed, or the rest is sent afterwards.
 fn stalled(settings: &Settings, course: Course, rest: Bytes, pause_without: Option<Duration>) -> Course {
     let goes_afterwards = settings.mode == Mode::Hybrid || settings.on_timeout == OnTimeout::Postcopy;
-    let is_slowed = settings.slowing_max.0 > 0 || settings.on_timeout == OnTimeout::SlowGuest;
+    let is_slowed = settings.time_max.is_some() && settings.on_timeout == OnTimeout::SlowGuest;
     let sends = Bytes(course.sends.0.saturating_add(rest.0));
     if goes_afterwards {
         let promise = promise(pause_without, settings, Promise::Broken);
@@ -220,7 +220,6 @@ impl fmt::Display for DryRun {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rounds::Slowing;
 
     const MS: Duration = Duration::from_millis(1);
     const GIB: PageCount = PageCount(1 << 18);
@@ -247,7 +246,6 @@ mod tests {
             bandwidth_max: None,
             time_max: None,
             on_timeout: OnTimeout::Abort,
-            slowing_max: Slowing::NONE,
         }
     }
 
@@ -301,7 +299,9 @@ mod tests {
         };
         let plan = check(settings(), Promise::Broken);
         assert!(plan.to_string().ends_with("longer than promised"), "{plan}");
-        check(Settings { slowing_max: Slowing(3), ..settings() }, Promise::IfSlowed);
+        let slowed =
+            Settings { time_max: Some(Duration::from_secs(600)), on_timeout: OnTimeout::SlowGuest, ..settings() };
+        check(slowed, Promise::IfSlowed);
         for helped in [
             Settings { mode: Mode::Hybrid, ..settings() },
             Settings { mode: Mode::Postcopy, ..settings() },

@@ -5,14 +5,16 @@
 //! round. **The pin rule**: a run is given out only if every direct I/O in flight began after the protection of its pages. All
 //! other pages wait, at the latest until the VM is stopped, when none is in flight any more. So each copy that is made counts.
 //!
-//! What the guest sees: its first write to a page after a protection costs a fault; if it writes faster than the link sends, its
-//! writers are slowed in steps, as far as the settings let them. Nothing here stops a VM for longer than was promised.
+//! What the guest sees: its first write to a page after a protection costs a fault; if the move has not ended in its time, that fault
+//! takes longer in steps, if the settings say so ([`slowing`]). Nothing here stops a VM for longer than was promised.
 
 mod estimate;
 mod pace;
 mod pages;
 mod progress;
 mod settings;
+mod slower;
+mod slowing;
 
 use std::time::Duration;
 
@@ -22,13 +24,14 @@ use crate::map::PageMap;
 use crate::units::{Moment, Rate, RoundNo};
 use estimate::{Estimate, RoundFacts};
 use pages::Pages;
+use slower::Slower;
 
 pub use pace::Pace;
 pub use pages::IoEpoch;
 pub use progress::{Phase, Progress, Waits};
-pub use settings::{
-    Handover, Hopeless, LITTLE, Mode, Next, OnTimeout, ROUND_MIN, SLOW_STEPS, STALL_ROUNDS, Settings, Slowing, Step,
-};
+pub use settings::{Handover, Hopeless, LITTLE, Mode, Next, OnTimeout, ROUND_MIN, STALL_ROUNDS, Settings, Step};
+pub use slower::{SLOW_TIME_MIN, slow_time_max};
+pub use slowing::{SLOW_DELAYS_US, Slowing};
 
 #[derive(Clone, Debug)]
 pub struct Rounds {
@@ -48,7 +51,7 @@ pub struct Rounds {
     sent: Bytes,
     spared: Bytes,
     saved: Bytes,
-    slowing: Slowing,
+    slower: Slower,
     estimate: Estimate,
 }
 
@@ -79,7 +82,7 @@ impl Rounds {
             sent: Bytes::ZERO,
             spared: Bytes::ZERO,
             saved: Bytes::ZERO,
-            slowing: Slowing::NONE,
+            slower: Slower::default(),
             estimate: Estimate::new(rate),
         }
     }
@@ -168,9 +171,19 @@ impl Rounds {
         }
     }
 
-    /// The link was cut: what was not acknowledged is sent again.
+    /// The link was cut: what was not acknowledged is sent again. Writers wait for nothing meanwhile.
     pub fn lost_link(&mut self) {
         self.pages.lost_link();
+        self.slower.stop();
+    }
+
+    /// How writers are to be slowed now: not at all before the time limit, nor once the VM stands still or the move is given up.
+    pub const fn slowing(&self) -> Slowing {
+        match self.phase {
+            // The VM is stopped because of what it writes at this speed.
+            Phase::Rounds | Phase::Stopping(_) => self.slower.step(),
+            Phase::Last(_) | Phase::Done => Slowing::NONE,
+        }
     }
 
     /// What follows a round whose end has been sent, after a look at what was written meanwhile.
@@ -197,10 +210,7 @@ impl Rounds {
         match step {
             Step::Stop(handover) => self.phase = Phase::Stopping(handover),
             Step::GiveUp(_) => self.phase = Phase::Done,
-            Step::Round(slowing) => {
-                self.slowing = slowing;
-                self.begin_round(now);
-            }
+            Step::Round(_) => self.begin_round(now),
             Step::Wait(_) => {}
         }
         step
@@ -246,7 +256,7 @@ impl Rounds {
             left: self.pages.left(),
             rate: self.estimate.rate(),
             written_rate: self.estimate.written_rate(),
-            slowing: self.slowing,
+            slowing: self.slowing(),
             elapsed: now.since(self.began),
             remaining: self.estimate.remaining(self.pages.left()),
             expected_downtime: self.expected_downtime(),
@@ -274,9 +284,9 @@ impl Rounds {
         Some(self.settings.stop_cost.saturating_add(pages))
     }
 
-    /// Short enough, and not about to become much shorter.
+    /// Short enough, and not about to become much shorter. Writers that are slowed have waited for this.
     fn may_stop(&self, expected: Option<Duration>, has_low: bool) -> bool {
-        let is_little = self.pages.left() <= LITTLE;
+        let is_little = self.pages.left() <= LITTLE || self.slower.step() > Slowing::NONE;
         self.is_short(expected) && (is_little || !has_low || !self.estimate.has_halved())
     }
 
@@ -286,33 +296,21 @@ impl Rounds {
 
     /// A round more, or what there is instead.
     fn go_on(&mut self, now: Moment, expected: Option<Duration>) -> Step {
-        let is_over = self.settings.time_max.is_some_and(|most| now.since(self.began) >= most);
-        let is_stalled = self.estimate.is_stalled();
-        if is_over {
-            match self.settings.on_timeout {
-                OnTimeout::Abort => {
-                    let expected = expected.unwrap_or(Duration::MAX);
-                    return Step::GiveUp(Hopeless::TimeOver { expected, promised: self.settings.downtime_max });
-                }
-                // The fewer are missing, the shorter is the tail: at a low, if one comes.
-                OnTimeout::Postcopy if self.estimate.is_near_low() => {
-                    return Step::Stop(Handover::Missing);
-                }
-                OnTimeout::SlowGuest if is_stalled && self.slowing == Slowing::MOST => {
-                    return Step::GiveUp(Hopeless::CannotSlow);
-                }
-                OnTimeout::Postcopy | OnTimeout::SlowGuest => {}
+        let Some(time_max) = self.settings.time_max.filter(|most| now.since(self.began) >= *most) else {
+            return Step::Round(Slowing::NONE);
+        };
+        match self.settings.on_timeout {
+            OnTimeout::Abort => {
+                let expected = expected.unwrap_or(Duration::MAX);
+                Step::GiveUp(Hopeless::TimeOver { expected, promised: self.settings.downtime_max })
+            }
+            // The fewer are missing, the shorter is the tail: at a low, if one comes.
+            OnTimeout::Postcopy if self.estimate.is_near_low() => Step::Stop(Handover::Missing),
+            OnTimeout::Postcopy => Step::Round(Slowing::NONE),
+            OnTimeout::SlowGuest => {
+                self.slower.end_round(now, self.pages.left(), time_max).map_or_else(Step::GiveUp, Step::Round)
             }
         }
-        let most = match self.settings.on_timeout {
-            OnTimeout::SlowGuest if is_over => Slowing::MOST,
-            _ => self.settings.slowing_max.min(Slowing::MOST),
-        };
-        if is_stalled && self.slowing < most {
-            self.estimate.forget_low(self.pages.left());
-            return Step::Round(Slowing(self.slowing.0 + 1));
-        }
-        Step::Round(self.slowing)
     }
 
     fn begin_round(&mut self, now: Moment) {

@@ -25,6 +25,7 @@ mod paging;
 mod parts;
 mod sampler;
 mod sharer;
+mod slowing;
 mod stall;
 mod start;
 mod status;
@@ -48,6 +49,7 @@ use self::mover::{Awaited, Mover};
 use self::paging::{Answered, Paging};
 use self::sampler::{Context, Sampler};
 use self::sharer::Sharer;
+use self::slowing::Faulted;
 use self::status::Reporter;
 use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
@@ -135,6 +137,7 @@ impl Engine {
                 }
             }
             self.read_heard();
+            self.answer_slowed();
             for &(source, result, more) in &ready {
                 self.handle(source, result, more);
             }
@@ -191,7 +194,8 @@ impl Engine {
             () if machine.is_busy() => TICK_BUSY.min(scan_wait()),
             () => TICK_IDLE.min(scan_wait()),
         };
-        wait.min(self.imager.wait(&self.paging)).min(self.mover.wait(&self.paging))
+        let wait = wait.min(self.imager.wait(&self.paging)).min(self.mover.wait(&self.paging));
+        wait.min(self.mover.slowed_wait())
     }
 
     fn handle(&mut self, source: Source, result: Result<u32, Errno>, more: bool) {
@@ -264,6 +268,30 @@ impl Engine {
         let Some(page) = self.paging.space().page_at(fault.addr) else { return };
         let access = if fault.write || fault.wp { Access::Write } else { Access::Read };
         let kind = if fault.wp { FaultKind::WriteProtected } else { FaultKind::Unmapped };
+        let fault = Faulted { page, access, kind, thread: fault.tid };
+        if self.mover.slowed().is_on()
+            && self.paging.machine().is_first_write(page, access)
+            && self.mover.slowed().take(fault, self.fault_at)
+        {
+            return;
+        }
+        self.answer(fault);
+    }
+
+    /// Writers that are slowed have waited.
+    fn answer_slowed(&mut self) {
+        if !self.mover.slowed().is_on() {
+            return;
+        }
+        // Those that come meanwhile are due later.
+        let now = Instant::now();
+        while let Some(fault) = self.mover.slowed().next_due(now) {
+            self.fault_at = now;
+            self.answer(fault);
+        }
+    }
+
+    fn answer(&mut self, Faulted { page, access, kind, thread }: Faulted) {
         self.reporter.note_message(&self.paging);
         let served = self.step(Event::Fault { page, access, kind });
         self.settle();
@@ -271,7 +299,7 @@ impl Engine {
         if read_ahead {
             self.paging.note_hit(page.chunk());
         }
-        self.follow.note(fault.tid, read_ahead || SIGNS_OF_STREAM.contains(&cause), self.fault_at);
+        self.follow.note(thread, read_ahead || SIGNS_OF_STREAM.contains(&cause), self.fault_at);
         if ANSWERED_AT_ONCE.contains(&cause) {
             self.reporter.note_latency(cause, self.fault_at.elapsed());
         }

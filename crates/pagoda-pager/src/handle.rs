@@ -86,6 +86,10 @@ pub enum Command {
     AskContent(Sender<Vec<(ChunkIdx, PageSet)>>),
     /// `true`: the VM stands still for its last pages, so copies may take all of the engine's time.
     HurryMove(bool),
+    /// From now on the first write to a page since the last look waits so long, if one of these threads makes it: the guest's
+    /// processors. Everybody else, and every other fault, is answered as ever. No delay and no threads: nobody waits. The end of the
+    /// move and [`Command::HurryMove`] end it.
+    SlowWriters { delay: Duration, threads: Vec<u32> },
     /// All pages of a VM that has come from another host are in their places, which nobody but the daemon has written: the engine
     /// serves it from now on. Pages that are missing come later, to the tier of its source; what has come of them before counts no more.
     /// See [`crate::engine::Origin::Arriving`].

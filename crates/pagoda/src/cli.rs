@@ -3,6 +3,7 @@
 mod autosnapshot;
 mod caps;
 mod clone;
+mod drain;
 mod hosts;
 mod moves;
 mod on_crash;
@@ -23,6 +24,7 @@ pub use self::autosnapshot::AutosnapshotOptions;
 pub use self::caps::{BalloonTarget, DramLimit};
 use self::caps::{balloon_target, dram};
 pub use self::clone::{CloneNet, CloneOptions, CloneSource};
+pub use self::drain::HostDrain;
 pub use self::hosts::HostTrust;
 pub use self::moves::{MoveVm, Moves, OneMove};
 pub use self::on_crash::{CrashOptions, OnCrash};
@@ -294,6 +296,7 @@ pub enum Host {
     Ping {
         name: String,
     },
+    Drain(HostDrain),
 }
 
 /// Check whether this host can run VMs under Pagoda, and say what to change

@@ -4,6 +4,7 @@
 mod cli;
 mod disk;
 mod doctor;
+mod drain;
 mod exit;
 mod hosts;
 mod man;

@@ -3,8 +3,8 @@
 //! The daemon moves a VM whether or not somebody looks: this asks it to begin, and follows until the move has ended. Whoever
 //! interrupts the command asks the daemon to give the move up, which it may be too late for.
 
-mod follow;
-mod text;
+pub mod follow;
+pub mod text;
 
 use anyhow::{Result, bail};
 use pagoda_api::{Client, MoveOutcome, MovePlan, MoveReply, MoveRequest, MoveStatus};

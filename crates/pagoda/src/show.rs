@@ -13,7 +13,7 @@ use crate::cli::{BalloonTarget, Host, Vm, VmSet};
 use crate::exit::UsageError;
 use crate::output::{Format, Side, Table, lines_text, print_json, print_text};
 use crate::units::format_size;
-use crate::{hosts, moves, mrc, policy, snapshot};
+use crate::{drain, hosts, moves, mrc, policy, snapshot};
 
 pub fn ls(client: &Client, format: Format) -> Result<()> {
     let list = client.vms()?;
@@ -251,6 +251,7 @@ pub fn host(client: &Client, command: &Host, format: Format) -> Result<()> {
         Host::Trust(options) => return hosts::trust(client, options, format),
         Host::Untrust { name } => return hosts::untrust(client, name),
         Host::Ping { name } => return hosts::ping(client, name, format),
+        Host::Drain(options) => return drain::run(client, options, format),
     };
     if format == Format::Json {
         return Ok(print_json(&host)?);
@@ -264,13 +265,18 @@ pub fn host(client: &Client, command: &Host, format: Format) -> Result<()> {
     Ok(print_text(&text)?)
 }
 
+fn vms_words(host: &HostInfo) -> String {
+    let draining = if host.draining { ", draining: it takes no new ones (`pagoda host drain --stop`)" } else { "" };
+    format!("{}{draining}", host.vms)
+}
+
 fn host_text(host: &HostInfo) -> String {
     let size_of = |part: u64, whole: u64| format!("{} of {}", format_size(part), format_size(whole));
     let mut lines = vec![
         ("host", host.hostname.clone()),
         ("pagodad", host.version.clone()),
         ("kernel", host.kernel.clone()),
-        ("vms", host.vms.to_string()),
+        ("vms", vms_words(host)),
         ("memory free", size_of(host.memory_available_bytes, host.memory_total_bytes)),
         ("state dir", host.state_dir.display().to_string()),
         ("swap dir", host.swap_dir.display().to_string()),

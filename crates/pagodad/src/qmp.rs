@@ -8,6 +8,7 @@
 
 mod events;
 mod poll;
+pub mod processors;
 mod session;
 // Snapshots will use it.
 #[allow(dead_code, unused_imports)]

@@ -14,6 +14,7 @@ mod change;
 mod create;
 mod describe;
 mod disks;
+mod draining;
 mod end;
 mod groups;
 mod life;
@@ -40,6 +41,7 @@ use pagoda_core::policy::VmId;
 use pagoda_pager::handle::{Command, Notice};
 use pagoda_pager::share::Group;
 
+use self::draining::Draining;
 use self::making::Making;
 pub use self::process::{Starter, Taken};
 pub use self::vm::Vm;
@@ -89,6 +91,7 @@ pub struct Registry {
     pub crashes: Crashes,
     /// Versions of QEMU programs.
     pub programs: Programs,
+    pub draining: Draining,
     /// VMs of which snapshots are taken by themselves.
     pub timetables: Timetables,
     vms: Mutex<BTreeMap<String, Vm>>,
@@ -131,6 +134,7 @@ impl Registry {
             moves,
             crashes,
             programs: Programs::default(),
+            draining: Draining::default(),
             timetables: Timetables::default(),
             vms,
             making,

@@ -39,6 +39,9 @@ pub enum MoveOnTimeout {
     Abort,
     /// The VM runs at its destination from then on, and the rest of its memory follows
     Postcopy,
+    /// From then on the guest's writers are slowed, in steps, until what they write can be sent. After as long again, or a minute if
+    /// that is more, the move is given up
+    SlowGuest,
 }
 
 /// `POST /v1/vms/NAME/move`.
@@ -111,6 +114,14 @@ impl MoveRequest {
             Some(time_s) if !(1..=MOVE_TIME_S_MAX).contains(&time_s) => {
                 Err(format!("a move takes from 1 s up to a week ({MOVE_TIME_S_MAX} s), not {time_s} s"))
             }
+            None if self.on_timeout == MoveOnTimeout::SlowGuest => {
+                Err("writers are slowed when the time of a move is over: say how long it may take".into())
+            }
+            _ if self.on_timeout == MoveOnTimeout::SlowGuest
+                && matches!(self.mode, MoveMode::Postcopy | MoveMode::Hybrid) =>
+            {
+                Err("a VM whose memory follows it need not be slowed: leave the mode or the slowing away".into())
+            }
             _ => Ok(()),
         }
     }
@@ -136,6 +147,11 @@ pub struct MovePlan {
     /// What it needs there, and what of that is not free.
     pub needs: MoveRoom,
     pub lacks: MoveRoom,
+    /// What is reserved for it there, and what is free for that. What it needs beside that is no promise.
+    #[serde(default)]
+    pub reserves: MoveRoom,
+    #[serde(default)]
+    pub free: MoveRoom,
     /// Memory that is sent, and memory that is zero or was given back by the guest.
     pub sends_bytes: u64,
     pub spared_bytes: u64,
@@ -316,6 +332,9 @@ pub struct MoveStatus {
     /// How long it has stood still.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downtime_ms: Option<u64>,
+    /// What each first write of the guest to a page waits, because the move has not ended in its time. 0: writers are not slowed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub write_delay_us: u64,
     /// What it waits for, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
@@ -326,6 +345,11 @@ pub struct MoveStatus {
     /// Why it has ended so, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde wants it so
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl MoveStatus {
@@ -362,6 +386,13 @@ mod tests {
         check(|of| of.max_time_s = Some(0), "up to a week");
         check(|of| of.max_time_s = Some(600), "");
         check(|of| of.max_time_s = Some(u64::MAX), "up to a week");
+        check(|of| of.on_timeout = MoveOnTimeout::SlowGuest, "say how long it may take");
+        let slow = |of: &mut MoveRequest| (of.on_timeout, of.max_time_s) = (MoveOnTimeout::SlowGuest, Some(9));
+        check(slow, "");
+        check(
+            |of| (of.on_timeout, of.max_time_s, of.mode) = (MoveOnTimeout::SlowGuest, Some(9), MoveMode::Hybrid),
+            "need not be slowed",
+        );
     }
 
     #[test]
@@ -372,6 +403,8 @@ mod tests {
         assert!(serde_json::from_str::<MoveRequest>(r#"{"to":"host2","compress":true}"#).is_err());
         assert!(serde_json::from_str::<MoveRequest>(r#"{"to":"host2","mode":"sideways"}"#).is_err());
         assert!(serde_json::from_str::<MoveRequest>(r#"{"to":"host2","on_timeout":"wait"}"#).is_err());
+        let slow: MoveRequest = serde_json::from_str(r#"{"to":"host2","on_timeout":"slow_guest"}"#).unwrap();
+        assert_eq!(slow.on_timeout, MoveOnTimeout::SlowGuest);
 
         let status = r#"{"vm":"web1","direction":"out","host":"host2","phase":"copying","sent_bytes":1,"left_bytes":2,
             "total_bytes":3,"round":4,"bytes_per_second":5,"written_bytes_per_second":6,"elapsed_ms":7,"eta_ms":8,

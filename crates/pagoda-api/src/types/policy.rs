@@ -99,6 +99,9 @@ pub struct HostPatch {
     /// Per mille of the pool: high, soft, hard, low.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thresholds: Option<[u16; 4]>,
+    /// Whether this host is drained: then it takes no new VMs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draining: Option<bool>,
 }
 
 /// `POST /v1/admit`: would such a VM be kept?

@@ -13,9 +13,9 @@
 //! its pages (`docs/architecture/direct-io.md`).
 
 use crate::bits::PageSet;
-use crate::units::ChunkIdx;
+use crate::units::{ChunkIdx, PageIdx};
 
-use super::action::{Action, Actions, IoError, OpId, Pages, Source};
+use super::action::{Access, Action, Actions, IoError, OpId, Pages, Source};
 use super::machine::Machine;
 use super::ops::{Op, OpKind};
 
@@ -33,6 +33,17 @@ impl Machine {
     /// Whether a copy of these pages could begin now. A few reads of pages in swap are under way at a time.
     pub fn has_copy_room(&self, chunk: ChunkIdx, pages: PageSet) -> bool {
         self.ops.has_copy_room() || !pages.intersects(self.chunk(chunk).swapped())
+    }
+
+    /// A write to this page is known to be the first since the last look, and nothing but its answer is needed for it to go on: no
+    /// page-in, no room, no page-out that it would cancel.
+    pub fn is_first_write(&self, page: PageIdx, access: Access) -> bool {
+        let (c, index) = (self.chunk(page.chunk()), page.index_in_chunk());
+        access == Access::Write
+            && self.can_look().is_ok()
+            && !c.busy()
+            && c.same.contains(index)
+            && c.ram.contains(index)
     }
 
     /// Pages that may hold something else than zeros, by chunk. Where it cannot be told, these are all pages of a chunk.

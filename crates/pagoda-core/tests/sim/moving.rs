@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use pagoda_core::bits::Run;
-use pagoda_core::fault::{Event, Pages};
+use pagoda_core::fault::{Access, Event, FaultKind, Pages};
+use pagoda_core::stats::Metric;
 use pagoda_core::units::PageIdx;
 
 use crate::image::Mistake;
+use crate::pager::Pager;
 use crate::rng::Rng;
 use crate::vmm::Vmm;
 use crate::world::{CHUNK, GARBAGE, World};
@@ -24,11 +26,19 @@ pub struct Moving {
     /// Asked for, and not answered.
     asked: BTreeSet<usize>,
     pub looks: usize,
+    /// Known as such before they were answered.
+    pub first_writes: usize,
 }
 
 impl Moving {
     pub fn new(pages: usize) -> Moving {
-        Moving { mirror: vec![GARBAGE; pages], wanted: BTreeMap::new(), asked: BTreeSet::new(), looks: 0 }
+        Moving {
+            mirror: vec![GARBAGE; pages],
+            wanted: BTreeMap::new(),
+            asked: BTreeSet::new(),
+            looks: 0,
+            first_writes: 0,
+        }
     }
 
     /// It was asked for, and not answered.
@@ -128,6 +138,23 @@ impl crate::Sim {
                 }
             }
             Some(_) => self.apply(Event::Prepare { on: true }),
+        }
+    }
+
+    /// A fault comes to the machine, however late. One that is known as a first write needs nothing but its answer.
+    pub fn answer(&mut self, page: PageIdx, access: Access, kind: FaultKind) {
+        let counters = [Metric::FaultsMinor, Metric::FaultsWriteProtect];
+        let answered = |pager: &Pager| counters.map(|metric| pager.machine.counter(metric)).iter().sum::<u64>();
+        let before = self.pager.as_ref().map(answered);
+        let is_first_write = self.pager.as_ref().is_some_and(|pager| pager.machine.is_first_write(page, access));
+        self.apply(Event::Fault { page, access, kind });
+        let Some((after, before)) = self.pager.as_ref().map(answered).zip(before).filter(|_| is_first_write) else {
+            return;
+        };
+        assert_eq!(after, before + 1, "page {} was to need nothing but an answer", page.0);
+        // An image knows as much of its pages.
+        if let Some(moving) = &mut self.world.moving {
+            moving.first_writes += 1;
         }
     }
 

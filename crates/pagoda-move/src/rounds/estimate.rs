@@ -73,11 +73,6 @@ impl Estimate {
         has_low
     }
 
-    /// Writers are slower from now on: what follows is compared with what is left now.
-    pub fn forget_low(&mut self, left: PageCount) {
-        (self.low, self.rounds_since_low) = (Some(left), 0);
-    }
-
     pub const fn is_stalled(&self) -> bool {
         self.rounds_since_low >= STALL_ROUNDS
     }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pagoda_core::units::{Bytes, PageCount};
 
-use super::settings::{Handover, Slowing};
+use super::settings::Handover;
+use super::slowing::Slowing;
 use crate::units::{Rate, RoundNo};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,7 @@ pub struct Progress {
     pub left: PageCount,
     pub rate: Option<Rate>,
     pub written_rate: Rate,
+    /// What first writes to pages wait, for a move that has not ended in its time.
     pub slowing: Slowing,
     pub elapsed: Duration,
     /// Until nothing is left, if writes go on like this. None: never, or not known.

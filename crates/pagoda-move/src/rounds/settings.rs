@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use pagoda_core::units::PageCount;
 
+use super::slowing::Slowing;
 use crate::map::PageRun;
 use crate::units::{Moment, Rate};
 
@@ -15,23 +16,6 @@ pub(super) const PROGRESS_PART: u64 = 8;
 pub const ROUND_MIN: Duration = Duration::from_millis(20);
 /// What is left is so little that another round saves nothing: 1 MiB, 8 ms at 1 Gbit/s.
 pub const LITTLE: PageCount = PageCount(256);
-/// Writers are held for so many eighths of the time at most.
-pub const SLOW_STEPS: u8 = 7;
-
-/// How writers are slowed: for so many eighths of the time a thread that writes to a protected page waits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Slowing(pub u8);
-
-impl Slowing {
-    pub const NONE: Slowing = Slowing(0);
-    pub const MOST: Slowing = Slowing(SLOW_STEPS);
-
-    /// The part of the time, in thousandths.
-    pub const fn per_mille(self) -> u32 {
-        self.0 as u32 * 1000 / (SLOW_STEPS as u32 + 1)
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// All pages are sent before the VM runs at its destination.
@@ -46,6 +30,7 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnTimeout {
     Abort,
+    /// Writers are slowed in steps, for as long again or a minute.
     SlowGuest,
     Postcopy,
 }
@@ -60,8 +45,6 @@ pub struct Settings {
     pub bandwidth_max: Option<Rate>,
     pub time_max: Option<Duration>,
     pub on_timeout: OnTimeout,
-    /// How far writers are slowed when a move stalls.
-    pub slowing_max: Slowing,
 }
 
 /// What to send now.
@@ -99,6 +82,8 @@ pub enum Handover {
 pub enum Hopeless {
     #[error("the time is over: the VM would have to be stopped for {expected:?}, {promised:?} are promised")]
     TimeOver { expected: Duration, promised: Duration },
-    #[error("the guest writes faster than the link sends, although its writers wait for most of the time")]
+    #[error("the guest writes as fast as the link sends, although each first write to a page waits {:?}", Slowing::MOST.delay())]
     CannotSlow,
+    #[error("its writers were slowed for {slowed:?}, and that is as long as they may be")]
+    SlowTimeOver { slowed: Duration },
 }

@@ -16,7 +16,6 @@ fn settings() -> Settings {
         bandwidth_max: None,
         time_max: None,
         on_timeout: OnTimeout::Abort,
-        slowing_max: Slowing(2),
     }
 }
 
@@ -75,7 +74,7 @@ impl Run {
 
     /// Rounds until something else happens than a round at this speed.
     fn rounds(&mut self, written: impl Fn(usize) -> u64) -> (usize, Step) {
-        let slowing = self.rounds.slowing;
+        let slowing = self.rounds.slowing();
         for round in 0..50 {
             let step = self.round(written(round));
             if step != Step::Round(slowing) {
@@ -143,24 +142,49 @@ fn rounds_go_on_while_they_halve_what_is_left() {
 }
 
 #[test]
-fn a_stalled_move_slows_writers_in_steps_as_far_as_it_may() {
+fn a_stalled_move_goes_on_until_its_time_is_over_and_slows_nobody() {
     let mut run = Run::new(settings());
-    for expected in [1, 2] {
-        let (_, step) = run.rounds(|_| 900);
-        assert_eq!(step, Step::Round(Slowing(expected)));
-    }
-    assert_eq!(run.rounds.progress(run.now).slowing.per_mille(), 250);
     for _ in 0..20 {
-        assert_eq!(run.round(900), Step::Round(Slowing(2)));
+        assert_eq!(run.round(900), Step::Round(Slowing::NONE));
     }
     let progress = run.rounds.progress(run.now);
-    assert_eq!((progress.waits, progress.phase), (Waits::Writers, Phase::Rounds));
+    assert_eq!((progress.waits, progress.phase, progress.slowing), (Waits::Writers, Phase::Rounds, Slowing::NONE));
     assert!(progress.expected_downtime.unwrap() > 40 * MS);
+}
+
+fn slow_guest() -> Settings {
+    Settings { time_max: Some(300 * MS), on_timeout: OnTimeout::SlowGuest, ..settings() }
+}
+
+#[test]
+fn from_the_limit_on_writers_are_slowed_until_what_is_left_is_short() {
+    let mut run = Run::new(slow_guest());
+    let (_, step) = run.rounds(|_| 900);
+    assert!(run.now.0 >= 300 * MS, "{:?}", run.now);
+    let first = run.rounds.slowing();
+    assert_eq!((step, first.delay()), (Step::Round(first), Duration::from_micros(50)));
+    assert!(run.round(900) == Step::Round(run.rounds.slowing()) && run.rounds.slowing() > first);
+    // 400 pages take 16 ms and a stop 10: it need not become less.
+    let slowed = run.rounds.slowing();
+    assert_eq!((run.round(400), run.rounds.slowing()), (Step::Stop(Handover::Whole), slowed));
+    run.rounds.stopped(&map([]), run.now);
+    assert_eq!(run.rounds.slowing(), Slowing::NONE);
+}
+
+#[test]
+fn nobody_is_slowed_while_the_link_is_away_or_when_it_is_given_up() {
+    let mut run = Run::new(slow_guest());
+    run.rounds(|_| 900);
+    assert!(run.rounds.slowing() > Slowing::NONE);
+    run.rounds.lost_link();
+    assert_eq!(run.rounds.progress(run.now).slowing, Slowing::NONE);
+    let step = (0..50).map(|_| run.round(900)).find(|step| !matches!(step, Step::Round(_)));
+    assert_eq!((step, run.rounds.slowing()), (Some(Step::GiveUp(Hopeless::CannotSlow)), Slowing::NONE));
 }
 
 #[test]
 fn the_time_is_over() {
-    let over = |on_timeout| Settings { time_max: Some(300 * MS), on_timeout, slowing_max: Slowing(0), ..settings() };
+    let over = |on_timeout| Settings { time_max: Some(300 * MS), on_timeout, ..settings() };
     let mut run = Run::new(over(OnTimeout::Abort));
     let (_, step) = run.rounds(|_| 900);
     assert!(matches!(step, Step::GiveUp(Hopeless::TimeOver { promised, .. }) if promised == 30 * MS), "{step:?}");
@@ -175,11 +199,11 @@ fn the_time_is_over() {
     run.send();
     assert!(run.rounds.is_complete());
 
-    let mut run = Run::new(over(OnTimeout::SlowGuest));
+    let mut run = Run::new(slow_guest());
     let mut steps = Vec::new();
     for _ in 0..50 {
         match run.round(900) {
-            Step::Round(slowing) => steps.push(slowing.0),
+            Step::Round(slowing) => steps.push(slowing.delay().as_micros() as u32),
             step => {
                 assert_eq!(step, Step::GiveUp(Hopeless::CannotSlow));
                 break;
@@ -187,7 +211,7 @@ fn the_time_is_over() {
         }
     }
     steps.dedup();
-    assert_eq!(steps, [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(steps, SLOW_DELAYS_US);
 }
 
 #[test]

@@ -6,7 +6,6 @@ use pagoda_move::note::{Note, Offered, Owned};
 use pagoda_move::owner::{
     Action, Claim, DestinationEvent, End, Qemu as QemuState, Recovered, Registered, Source, SourceEvent, Step, recover,
 };
-use pagoda_move::rounds::Slowing;
 use pagoda_move::tail::TailDestination;
 use pagoda_move::units::{AttemptId, RegisterId};
 use pagoda_move::wire::Control;
@@ -26,7 +25,6 @@ impl World {
         session.owner.apply(now, event, &mut actions);
         if session.owner.is_over() {
             self.hosts[host].daemon.as_mut().expect("it has a session").source = None;
-            self.slowing = Slowing::NONE;
         }
         self.execute(host, actions);
     }

@@ -1,7 +1,8 @@
 //! The VM: a guest that writes numbered values to its pages and to its disk, and checks what it reads.
 
+use std::time::Duration;
+
 use pagoda_core::units::PageIdx;
-use pagoda_move::rounds::Slowing;
 
 use crate::host::{GARBAGE, PAGES};
 use crate::plan::MS;
@@ -32,10 +33,16 @@ impl World {
         let Some(host) = (0..2).find(|host| self.hosts[*host].is_running()) else { return };
         self.guest_writes_disk(host);
         let writes = self.chance.below(self.plan.writes + 1);
+        let mut left = pause;
         for _ in 0..writes {
-            if !self.is_slowed() {
-                self.guest_writes(host);
+            let page = self.page_of();
+            let delay = self.write_delay(host, page);
+            let Some(rest) = left.checked_sub(delay) else { break };
+            left = rest;
+            if delay > Duration::ZERO {
+                self.stats.slowed += 1;
             }
+            self.guest_writes(host, page);
         }
         for _ in 0..4 {
             let page = self.page_of();
@@ -60,12 +67,14 @@ impl World {
         }
     }
 
-    fn is_slowed(&mut self) -> bool {
-        self.slowing != Slowing::NONE && self.chance.per_mille(self.slowing.per_mille().into())
+    /// What a write to this page waits: nothing, unless it is the first one since a look and writers are slowed.
+    fn write_delay(&mut self, host: usize, page: PageIdx) -> Duration {
+        let is_first = self.hosts[host].protected.contains(page);
+        let rounds = self.outgoing(host).and_then(|session| session.rounds.as_ref());
+        rounds.map_or(Duration::ZERO, |rounds| if is_first { rounds.slowing().delay() } else { Duration::ZERO })
     }
 
-    fn guest_writes(&mut self, host: usize) {
-        let page = self.page_of();
+    fn guest_writes(&mut self, host: usize, page: PageIdx) {
         if self.touch(host, page) {
             let value = if self.chance.per_mille(50) { 0 } else { self.chance.draw() % (GARBAGE - 1) };
             self.hosts[host].reach_for_write(page);

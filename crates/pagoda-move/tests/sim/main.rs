@@ -105,6 +105,7 @@ fn report(world: &World, totals: &mut Stats) {
     totals.crashes += stats.crashes;
     totals.checked += stats.checked;
     totals.strays += stats.strays;
+    totals.slowed += stats.slowed;
     totals.idle_ms_max = totals.idle_ms_max.max(stats.idle_ms_max);
 }
 
@@ -123,7 +124,8 @@ fn exactly_one_runs_and_every_page_is_right() {
     }
     eprintln!("{totals:?}");
     assert_eq!(failed, 0);
-    let all = [totals.moved, totals.given_up, totals.came_back, totals.freed, totals.crashes, totals.strays];
+    let all =
+        [totals.moved, totals.given_up, totals.came_back, totals.freed, totals.crashes, totals.strays, totals.slowed];
     assert!(number("PAGODA_MOVE_SIM_SEED").is_some() || all.iter().all(|count| *count > 0), "{totals:?}");
 }
 

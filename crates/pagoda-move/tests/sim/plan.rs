@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pagoda_core::chance::Chance;
-use pagoda_move::rounds::{Mode, OnTimeout, Settings, Slowing};
+use pagoda_move::rounds::{Mode, OnTimeout, Settings};
 use pagoda_move::units::{Rate, RegisterId};
 
 use crate::mistake::Mistake;
@@ -129,7 +129,6 @@ impl Plan {
             bandwidth_max: [None, Some(Rate(40 << 20))][pick(&[0, 0, 1]) as usize],
             time_max: [None, Some(MS * 1000), Some(MS * 4000)][pick(&[0, 1, 2]) as usize],
             on_timeout: [OnTimeout::Abort, OnTimeout::SlowGuest, OnTimeout::Postcopy][pick(&[0, 1, 2]) as usize],
-            slowing_max: Slowing(pick(&[0, 3, 7]) as u8),
         };
         let mut plan = Plan {
             registers: [[0, 0], [1, 1], [1, 1], [1, 2], [1, 0]][pick(&[0, 0, 1, 1, 2, 3, 4]) as usize]

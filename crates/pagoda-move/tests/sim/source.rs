@@ -263,10 +263,7 @@ impl World {
         let Some(rounds) = &mut session.rounds else { return };
         rounds.written(&written, epoch);
         match rounds.decide(now) {
-            Step::Round(slowing) => {
-                session.undecided = false;
-                self.slowing = slowing;
-            }
+            Step::Round(_) => session.undecided = false,
             Step::Wait(until) => session.wait_until = until,
             Step::Stop(_) => {
                 self.source_event(host, SourceEvent::Switch);

@@ -7,7 +7,6 @@ use pagoda_core::chance::Chance;
 use pagoda_move::map::PageRun;
 use pagoda_move::note::{Note, Owned};
 use pagoda_move::owner::{Claim, DestinationEvent, Registered, SourceEvent};
-use pagoda_move::rounds::Slowing;
 use pagoda_move::units::{AttemptId, Generation, Moment, RegisterId};
 
 use crate::host::{Host, PAGES, Qemu};
@@ -92,6 +91,8 @@ pub struct Stats {
     pub crashes: u64,
     pub checked: u64,
     pub strays: u64,
+    /// First writes that waited, for writers were slowed.
+    pub slowed: u64,
     /// The longest that no host ran the VM after all had healed, in milliseconds.
     pub idle_ms_max: u64,
 }
@@ -108,7 +109,6 @@ pub struct World {
     /// What the VM's memory holds, and how many disk writes it has done, by its own word.
     pub truth: Vec<u64>,
     pub count: u64,
-    pub slowing: Slowing,
     pub chance: Chance,
     pub stats: Stats,
     pub violation: Option<String>,
@@ -142,7 +142,6 @@ impl World {
             arbiter_gone: [false; 2],
             truth,
             count: 0,
-            slowing: Slowing::NONE,
             chance,
             stats: Stats::default(),
             violation: None,

@@ -68,6 +68,7 @@ impl Engine {
             Command::AskOrder(asker) => drop(asker.send(self.paging.machine().chunk_order())),
             Command::AskContent(asker) => drop(asker.send(self.paging.machine().content())),
             Command::HurryMove(on) => self.mover.hurry(on),
+            Command::SlowWriters { delay, threads } => self.mover.slow(delay, threads),
             Command::Arrived { found, asker } => self.arrive(found, asker),
             Command::Refresh => self.publish(),
             // Who hears that the VMM ended removes its files; who hears of the detaching keeps them.

@@ -15,6 +15,7 @@ use pagoda_sys::ring::Ring;
 
 use super::imager::{Pace, refusal_text};
 use super::paging::Paging;
+use super::slowing::Slowed;
 use super::stall::stall_text;
 use crate::handle::{Content, Copied, CopyOrder, Look};
 
@@ -71,6 +72,8 @@ pub struct Mover {
     given: Vec<Copying>,
     /// Refused until then.
     later: VecDeque<(Instant, Copying)>,
+    /// Its writers. What they have waited counts for all moves.
+    slowed: Slowed,
 }
 
 impl Mover {
@@ -85,6 +88,7 @@ impl Mover {
             waits_for_reads: false,
             given: Vec::new(),
             later: VecDeque::new(),
+            slowed: Slowed::default(),
         }
     }
 
@@ -98,8 +102,9 @@ impl Mover {
         if on == self.is_on {
             return;
         }
-        let pace = Pace::new(MOVE_PER_MILLE);
-        *self = Mover { is_on: on, pace, ..Mover::new() };
+        let mut slowed = std::mem::take(&mut self.slowed);
+        slowed.stop(Instant::now());
+        *self = Mover { is_on: on, slowed, ..Mover::new() };
         // What is known of writes is of no use to anybody from now on.
         paging.push(Event::Prepare { on });
         paging.push(Event::Forget);
@@ -108,6 +113,23 @@ impl Mover {
     /// The VM stands still, and its last pages are waited for, or it runs again.
     pub fn hurry(&mut self, on: bool) {
         self.hurries = on;
+        self.slowed.stop(Instant::now());
+    }
+
+    /// First writes of these threads wait so long from now on. A VM that does not move or stands still is not slowed.
+    pub fn slow(&mut self, delay: Duration, threads: Vec<u32>) {
+        let now = Instant::now();
+        if self.is_on && !self.hurries { self.slowed.set(delay, threads, now) } else { self.slowed.stop(now) }
+    }
+
+    /// Writers that are slowed.
+    pub fn slowed(&mut self) -> &mut Slowed {
+        &mut self.slowed
+    }
+
+    /// How long the loop may wait before it looks for answers that are due.
+    pub fn slowed_wait(&self) -> Duration {
+        self.slowed.wait(Instant::now())
     }
 
     /// Somebody wants to know what was written.

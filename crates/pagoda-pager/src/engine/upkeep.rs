@@ -71,6 +71,7 @@ impl Engine {
     pub(super) fn publish(&mut self) {
         let has_agent = self.link.agent.is_connected();
         let mut status = self.reporter.status(&mut self.paging, &mut self.sampler, &self.sharer, has_agent);
+        self.mover.slowed().add_to(&mut status.stats);
         status.image = self.imager.status(&self.paging);
         status.whole_image = self.imager.whole().map(|id| (id, PageCount(self.paging.machine().same())));
         self.inbox.publish(status);

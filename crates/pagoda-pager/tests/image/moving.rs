@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use pagoda_core::bits::{PageSet, Run};
 use pagoda_core::fault::Pages;
@@ -160,6 +161,103 @@ fn a_write_behind_a_look_is_in_the_next_one() {
     engine.send(Command::Move(false));
     engine.wait_for("it is unarmed", |status| !status.armed);
     assert!(engine.handle.look_for_writes().is_err());
+    assert!(engine.detach().is_empty());
+}
+
+/// The kernel's number of this thread.
+fn this_thread() -> u32 {
+    let path = std::fs::read_link("/proc/thread-self").unwrap();
+    path.file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// Pages that are written one after the other.
+const WRITES: std::ops::Range<u64> = 100..300;
+
+/// How long this thread takes to write them, while that one is slowed.
+fn write_all(vm: &Vm, engine: &Engine, slowed: u32, delay: Duration) -> Duration {
+    engine.send(Command::SlowWriters { delay, threads: vec![slowed] });
+    engine.handle.fresh_status();
+    let began = Instant::now();
+    WRITES.for_each(|page| write(vm.guest, page, page + 2));
+    began.elapsed()
+}
+
+#[test]
+fn only_first_writes_of_the_guests_processors_wait() {
+    let mut vm = Vm::new("slowed", Kind::default());
+    let engine = vm.serve(None);
+    (0..PAGES).for_each(|page| write(vm.guest, page, page + 1));
+    engine.send(Command::Move(true));
+    let look = || engine.handle.look_for_writes().unwrap();
+    let delay = Duration::from_micros(1600);
+    let expected = delay * (WRITES.end - WRITES.start) as u32;
+    let stats = || {
+        let stats = engine.handle.fresh_status().stats;
+        [Metric::SlowedWrites, Metric::SlowedUs, Metric::WriteDelay].map(|metric| stats.get(metric))
+    };
+    look();
+    // Each waits once, until its answer: what is written a second time does not.
+    assert!(write_all(&vm, &engine, this_thread(), delay) >= expected, "it does not wait");
+    let [writes, us, now] = stats();
+    assert_eq!((writes, now), (WRITES.end - WRITES.start, 1600));
+    assert!(us >= expected.as_micros() as u64, "{us}");
+    write_all(&vm, &engine, this_thread(), delay);
+    assert_eq!(stats()[0], writes, "a second write waits");
+    // Another thread is slowed than the one that writes.
+    look();
+    write_all(&vm, &engine, std::process::id() + 1_000_000, delay);
+    assert_eq!(stats()[0], writes, "another thread waits");
+    // Reads wait for nothing, and what is written is in the next look.
+    let written: Vec<_> = look().written;
+    let pages: u64 = written.iter().map(|(_, pages)| u64::from(pages.count())).sum();
+    assert_eq!(pages, WRITES.end - WRITES.start);
+    WRITES.for_each(|page| check(vm.guest, page, page + 2));
+    assert_eq!(stats()[0], writes);
+    engine.send(Command::Move(false));
+    assert_eq!(stats()[2], 0, "it is slowed, and does not move");
+    assert!(engine.detach().is_empty());
+}
+
+/// A thread waits in a fault that is to be answered later. Whatever comes meanwhile, it is answered.
+#[test]
+fn a_writer_that_waits_goes_on_when_slowing_ends() {
+    let mut vm = Vm::new("slowed-ends", Kind::default());
+    let mut engine = vm.serve(None);
+    (0..PAGES).for_each(|page| write(vm.guest, page, page + 1));
+    let ends: [(&str, Option<Command>); 4] = [
+        ("the move ends", Some(Command::Move(false))),
+        ("the VM stands still", Some(Command::HurryMove(true))),
+        ("writers run again", Some(Command::SlowWriters { delay: Duration::ZERO, threads: vec![] })),
+        ("the daemon ends", None),
+    ];
+    for (case, end) in ends {
+        engine.send(Command::Move(true));
+        engine.handle.look_for_writes().unwrap();
+        let guest = vm.guest;
+        let (sender, thread) = channel();
+        let (go, may_go) = channel();
+        let writer = std::thread::spawn(move || {
+            sender.send(this_thread()).unwrap();
+            may_go.recv().unwrap();
+            (0..PAGES).for_each(|page| write(guest, page, page + 3));
+        });
+        let threads = vec![thread.recv().unwrap()];
+        engine.send(Command::SlowWriters { delay: Duration::from_secs(9), threads });
+        engine.handle.fresh_status();
+        go.send(()).unwrap();
+        engine.wait_for("it is slowed", |status| status.stats.get(Metric::SlowedWrites) > 3);
+        assert!(!writer.is_finished(), "{case}: it is hardly slowed");
+        match end {
+            Some(end) => engine.send(end),
+            None => {
+                assert!(engine.detach().is_empty());
+                engine = vm.serve(None);
+            }
+        }
+        writer.join().unwrap();
+        check_all(vm.guest, &(0..PAGES).map(|page| page + 3).collect());
+        engine.send(Command::Move(false));
+    }
     assert!(engine.detach().is_empty());
 }
 

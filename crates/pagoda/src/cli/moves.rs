@@ -25,6 +25,7 @@ Examples:
   pagoda vm move web1 --to host2 --dram 512M           into less DRAM: the rest goes into swap there
   pagoda vm move web1 --to host2 --bandwidth 2G        at most 2 Gbit/s while the VM runs
   pagoda vm move web1 --to host2 --max-time 10m        given up after ten minutes
+  pagoda vm move web1 --to host2 --max-time 10m --on-timeout slow-guest
 
 Exit status:
   4  there is no VM of that name, or this host trusts none of that name

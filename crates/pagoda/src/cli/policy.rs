@@ -63,7 +63,7 @@ pub struct Thresholds(pub [u16; 4]);
 impl HostSet {
     pub fn patch(&self) -> HostPatch {
         let thresholds = self.thresholds.map(|Thresholds(parts)| parts);
-        HostPatch { pool: self.pool, idle_tax: self.idle_tax, thresholds }
+        HostPatch { pool: self.pool, idle_tax: self.idle_tax, thresholds, draining: None }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::exit::{GivenUp, Undecided};
 use crate::output::Progress;
 
 /// Between two looks.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+pub const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How long a daemon may be away. One that is restarted answers again within seconds.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 /// How long the other host may leave a grant unanswered: as long as a link may be away before one (docs/protocol/move.md). The
@@ -38,7 +38,7 @@ impl Interrupt {
         Ok(Interrupt(noted))
     }
 
-    fn has_come(&self) -> bool {
+    pub fn has_come(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -49,51 +49,81 @@ impl Interrupt {
 /// That is not known: the daemon went away, or the other host does not answer.
 pub fn to_its_end(client: &Client, begun: MoveStatus, interrupt: &Interrupt) -> Result<MoveStatus> {
     let mut progress = Progress::default();
-    let (mut now, mut is_cancelled) = (begun, false);
-    let (mut away_since, mut granted_since) = (None, None);
-    while !now.is_over() {
-        progress.say(&text::line(&now));
+    let (mut followed, mut is_cancelled) = (Followed::new(begun), false);
+    while !followed.now().is_over() {
+        progress.say(&text::line(followed.now()));
         if interrupt.has_come() && !is_cancelled {
             is_cancelled = true;
             // The line of the progress goes first.
             progress = Progress::default();
-            cancel(client, &now);
+            followed.cancel(client);
         }
         std::thread::sleep(LOOK_EVERY);
-        match client.move_of(&now.vm) {
-            Ok(status) => (now, away_since) = (status, None),
-            Err(error) if error.is_unreachable() => {
-                let since = *away_since.get_or_insert_with(Instant::now);
-                if since.elapsed() > AWAY_MAX {
-                    return Err(left_alone(&now, &error));
-                }
-            }
-            Err(error) if error.code() == Some(ErrorCode::NoSuchVm) => return Err(forgotten(client, &now)),
-            Err(error) => return Err(error.into()),
-        }
-        if now.phase != MovePhase::Granted {
-            granted_since = None;
-        } else if granted_since.get_or_insert_with(Instant::now).elapsed() > UNANSWERED_MAX {
-            return Err(unanswered(&now));
-        }
+        followed.look(client)?;
     }
-    Ok(now)
+    Ok(followed.now)
 }
 
-fn cancel(client: &Client, now: &MoveStatus) {
-    let vm = &now.vm;
-    if now.phase == MovePhase::Postcopy {
-        let host = &now.host;
-        return eprintln!(
-            "pagoda: {vm} runs on {host} already, and the rest of its memory follows; Ctrl-C again to leave"
-        );
+/// A move of which somebody waits for the end.
+#[derive(Debug)]
+pub struct Followed {
+    now: MoveStatus,
+    /// Since when the daemon is away, and since when the other host does not answer a grant.
+    away_since: Option<Instant>,
+    granted_since: Option<Instant>,
+}
+
+impl Followed {
+    /// One that was just begun.
+    pub const fn new(begun: MoveStatus) -> Followed {
+        Followed { now: begun, away_since: None, granted_since: None }
     }
-    match client.cancel_move(vm) {
-        Ok(_) if now.phase == MovePhase::Granted => {
-            eprintln!("pagoda: {} is asked to give {vm} back; Ctrl-C again to leave, and the move goes on", now.host);
+
+    /// What was known of it last.
+    pub const fn now(&self) -> &MoveStatus {
+        &self.now
+    }
+
+    /// Looks how far it is. Whether it is over. To be called some times a second.
+    ///
+    /// # Errors
+    /// That cannot be told: the daemon went away, or the other host does not answer.
+    pub fn look(&mut self, client: &Client) -> Result<bool> {
+        match client.move_of(&self.now.vm) {
+            Ok(status) => (self.now, self.away_since) = (status, None),
+            Err(error) if error.is_unreachable() => {
+                if self.away_since.get_or_insert_with(Instant::now).elapsed() > AWAY_MAX {
+                    return Err(left_alone(&self.now, &error));
+                }
+            }
+            Err(error) if error.code() == Some(ErrorCode::NoSuchVm) => return Err(forgotten(client, &self.now)),
+            Err(error) => return Err(error.into()),
         }
-        Ok(_) => eprintln!("pagoda: the move of {vm} is being given up; Ctrl-C again to leave, and the daemon goes on"),
-        Err(error) => eprintln!("pagoda: the move of {vm} goes on: {error}"),
+        if self.now.phase != MovePhase::Granted {
+            self.granted_since = None;
+        } else if self.granted_since.get_or_insert_with(Instant::now).elapsed() > UNANSWERED_MAX {
+            return Err(unanswered(&self.now));
+        }
+        Ok(self.now.is_over())
+    }
+
+    /// Asks that it be given up, and says what comes of that.
+    pub fn cancel(&self, client: &Client) {
+        let (vm, host) = (&self.now.vm, &self.now.host);
+        if self.now.phase == MovePhase::Postcopy {
+            return eprintln!(
+                "pagoda: {vm} runs on {host} already, and the rest of its memory follows; Ctrl-C again to leave"
+            );
+        }
+        match client.cancel_move(vm) {
+            Ok(_) if self.now.phase == MovePhase::Granted => {
+                eprintln!("pagoda: {host} is asked to give {vm} back; Ctrl-C again to leave, and the move goes on");
+            }
+            Ok(_) => {
+                eprintln!("pagoda: the move of {vm} is being given up; Ctrl-C again to leave, and the daemon goes on");
+            }
+            Err(error) => eprintln!("pagoda: the move of {vm} goes on: {error}"),
+        }
     }
 }
 

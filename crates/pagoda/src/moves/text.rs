@@ -38,6 +38,9 @@ pub fn line(status: &MoveStatus) -> String {
     if let Some(waits) = &status.waits {
         add(format_args!("; {waits}"));
     }
+    if status.write_delay_us > 0 {
+        add(format_args!("; writers wait {}", write_delay(status.write_delay_us)));
+    }
     text
 }
 
@@ -69,6 +72,9 @@ pub fn status(status: &MoveStatus) -> String {
     lines.extend(status.downtime_ms.map(|ms| ("pause", format!("{ms} ms"))));
     lines.extend(status.waits.clone().map(|waits| ("waits for", waits)));
     lines.extend(status.arbiter.as_ref().map(|arbiter| ("arbiter", in_words(arbiter))));
+    if status.write_delay_us > 0 {
+        lines.push(("writers wait", write_delay(status.write_delay_us)));
+    }
     lines_text(&lines)
 }
 
@@ -144,6 +150,11 @@ fn in_words(MoveArbiter { decides, says }: &MoveArbiter) -> String {
     format!("{}: {says}", if *decides { "decides" } else { "none" })
 }
 
+/// `400 us for each first write to a page`.
+fn write_delay(us: u64) -> String {
+    format!("{us} us for each first write to a page")
+}
+
 /// `1.2G less, 2.1 to 1`.
 fn ratio(status: &MoveStatus) -> Option<String> {
     let MoveStatus { sent_bytes: sent, saved_bytes: saved, .. } = *status;
@@ -166,7 +177,7 @@ fn to_or_from(status: &MoveStatus) -> &'static str {
 }
 
 /// Seconds, with a decimal below ten, and whole minutes from ten on.
-fn span(ms: u64) -> String {
+pub fn span(ms: u64) -> String {
     match ms {
         0..9_950 => format!("{:.1} s", ms as f64 / 1000.0),
         9_950..600_000 => format!("{} s", ms.div_ceil(1000)),
@@ -196,6 +207,13 @@ mod tests {
         let expected = "web1 to host2: copying, round 2, 1.2G/4G sent, 819M left, 936 Mbit/s, 7.3 s to go; \
                         the guest writes as fast as the link sends";
         assert_eq!(line(&sample()), expected);
+        let slowed = MoveStatus { write_delay_us: 400, ..sample() };
+        assert_eq!(line(&slowed), format!("{expected}; writers wait 400 us for each first write to a page"));
+        assert!(
+            status(&slowed).contains("writers wait   400 us for each first write to a page\n"),
+            "{}",
+            status(&slowed)
+        );
         let first = MoveStatus {
             phase: MovePhase::Preparing,
             round: 0,
@@ -253,6 +271,8 @@ web1  to host2  copying      2  1.2G  819M     4G  936 Mbit/s    12 s  7.3 s    
             fits: true,
             needs: MoveRoom { dram_bytes: 512 << 20, swap_bytes: 3435973837 },
             lacks: MoveRoom::default(),
+            reserves: MoveRoom::default(),
+            free: MoveRoom::default(),
             sends_bytes: 2254857830,
             spared_bytes: 1 << 31,
             bytes_per_second: 125_000_000,

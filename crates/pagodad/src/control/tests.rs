@@ -214,12 +214,33 @@ fn a_launch_specification_names_its_caller() {
 }
 
 #[test]
+fn a_host_that_is_drained_takes_no_new_vms() {
+    let daemon = Daemon::start("drained");
+    let client = daemon.client();
+    let switch = |on| client.patch_host(&HostPatch { draining: Some(on), ..HostPatch::default() }).unwrap();
+    let policy = client.host().unwrap().policy;
+    let drained = switch(true);
+    assert!(drained.draining && drained.policy == policy, "{drained:?}");
+    let new = CreateVm {
+        name: "web1".into(),
+        memory: vec![64 << 20],
+        kind: VmKind::Plain,
+        spec: VmSpec::default(),
+        launch: None,
+    };
+    let refused = client.create(&new).unwrap_err();
+    assert!(refused.code() == Some(ErrorCode::Refused) && refused.to_string().contains("drain"), "{refused}");
+    assert!(!switch(false).draining && !client.host().unwrap().draining);
+    daemon.stop();
+}
+
+#[test]
 fn the_policy_answers_and_is_changed_whole_or_not_at_all() {
     let daemon = Daemon::start("policy");
     let client = daemon.client();
     let before = client.host().unwrap().policy;
     assert!(before.pool_bytes > 0 && before.state == "high" && before.idle_tax == 750, "{before:?}");
-    let patch = HostPatch { pool: Some(1 << 30), idle_tax: Some(1000), thresholds: None };
+    let patch = HostPatch { pool: Some(1 << 30), idle_tax: Some(1000), ..HostPatch::default() };
     assert_eq!(client.patch_host(&patch).unwrap_err().code(), Some(ErrorCode::BadRequest));
     assert_eq!(client.host().unwrap().policy, before);
     let after = client.patch_host(&HostPatch { idle_tax: Some(0), ..patch }).unwrap().policy;

@@ -124,6 +124,7 @@ fn created() -> VmInfo {
 
 fn host() -> HostInfo {
     HostInfo {
+        draining: false,
         version: "0.1.0".into(),
         hostname: "a\"b\\c\nd".into(),
         kernel: "6.18.0".into(),

@@ -138,6 +138,7 @@ fn wanted(name: &str, request: &MoveRequest) -> source::Request {
         on_timeout: match request.on_timeout {
             MoveOnTimeout::Abort => OnTimeout::Abort,
             MoveOnTimeout::Postcopy => OnTimeout::Postcopy,
+            MoveOnTimeout::SlowGuest => OnTimeout::SlowGuest,
         },
         mode: match request.mode {
             MoveMode::Auto | MoveMode::Precopy => Mode::Precopy,
@@ -176,6 +177,7 @@ fn of_outgoing(progress: &Progress, outcome: MoveOutcome) -> MoveStatus {
         eta_ms: progress.eta.map(millis),
         expected_downtime_ms: progress.expected_downtime.map(millis),
         downtime_ms: progress.downtime.map(millis),
+        write_delay_us: micros(progress.write_delay),
         waits: progress.waits.clone(),
         arbiter: progress.arbiter.clone(),
         outcome,
@@ -208,7 +210,7 @@ fn of_ended(ended: Ended) -> MoveStatus {
     let status = of_outgoing(&ended.progress, outcome);
     // What was said of a move that went on.
     let nothing_more = MoveStatus { phase: MovePhase::Over, waits: None, eta_ms: None, ..status };
-    MoveStatus { expected_downtime_ms: None, why: ended.why, ..nothing_more }
+    MoveStatus { expected_downtime_ms: None, write_delay_us: 0, why: ended.why, ..nothing_more }
 }
 
 const fn outcome_of(end: End) -> MoveOutcome {
@@ -260,6 +262,7 @@ fn of_incoming(session: &Session, host: String, memory: u64) -> MoveStatus {
         eta_ms: None,
         expected_downtime_ms: None,
         downtime_ms: None,
+        write_delay_us: 0,
         waits: None,
         arbiter: progress.arbiter.clone(),
         outcome: MoveOutcome::None,
@@ -292,6 +295,10 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
 fn bad_request(text: String) -> ApiError {
     ApiError::new(ErrorCode::BadRequest, text, None)
 }
@@ -319,12 +326,20 @@ mod tests {
         let first = Progress { phase: "copying", sent: Bytes(4096), rate: Some(Rate(7)), ..progress() };
         let status = of_outgoing(&first, MoveOutcome::None);
         assert_eq!((status.phase, status.round, status.bytes_per_second), (MovePhase::Copying, 1, Some(7)));
+        let slowed = Progress { write_delay: Duration::from_micros(400), ..first };
+        assert_eq!((status.write_delay_us, of_outgoing(&slowed, MoveOutcome::None).write_delay_us), (0, 400));
     }
 
     #[test]
     fn ends_have_names() {
         let ended = |end, sent| Ended {
-            progress: Progress { sent: Bytes(sent), waits: Some("w".into()), eta: Some(Duration::ZERO), ..progress() },
+            progress: Progress {
+                sent: Bytes(sent),
+                waits: Some("w".into()),
+                eta: Some(Duration::ZERO),
+                write_delay: Duration::from_micros(50),
+                ..progress()
+            },
             end,
             why: Some("because".into()),
             at: SystemTime::UNIX_EPOCH,
@@ -340,7 +355,8 @@ mod tests {
         ] {
             let status = of_ended(ended(end, sent));
             assert_eq!((status.outcome, status.phase), (expected, MovePhase::Over), "{end:?}");
-            assert!(status.waits.is_none() && status.eta_ms.is_none() && status.why.as_deref() == Some("because"));
+            assert!(status.waits.is_none() && status.eta_ms.is_none() && status.write_delay_us == 0);
+            assert!(status.why.as_deref() == Some("because"));
         }
     }
 }

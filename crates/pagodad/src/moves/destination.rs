@@ -199,6 +199,9 @@ impl Link<'_> {
                 "this host takes no VMs of others: `accept` in the section [moves] of its configuration".to_owned(),
             );
         }
+        if registry.draining.is_on() {
+            forbidden.push("this host is drained itself, and takes no VMs".to_owned());
+        }
         if hello.vm != self.vm {
             forbidden.push(format!("the stream is of {}, and the VM is {}", self.vm, hello.vm));
         }

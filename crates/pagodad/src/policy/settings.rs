@@ -168,7 +168,8 @@ mod tests {
     fn a_patch_changes_what_it_names() {
         let before = HostSettings::new(PageCount(1000));
         assert_eq!(patched(&before, &HostPatch::default()).unwrap(), before);
-        let patch = HostPatch { pool: Some(4096 * 500), idle_tax: Some(0), thresholds: Some([80, 60, 40, 20]) };
+        let thresholds = Some([80, 60, 40, 20]);
+        let patch = HostPatch { pool: Some(4096 * 500), idle_tax: Some(0), thresholds, draining: None };
         let after = patched(&before, &patch).unwrap();
         assert_eq!((after.pool, after.tax, after.thresholds.low), (PageCount(500), TaxRate::NONE, PerMille(20)));
         let error = patched(&before, &HostPatch { idle_tax: Some(1000), ..HostPatch::default() }).unwrap_err();

@@ -153,12 +153,16 @@ impl Registry {
     /// # Errors
     /// Settings that cannot be used, or with which what VMs were promised cannot be kept. Nothing is changed then.
     pub fn patch_host(self: &Arc<Self>, patch: &HostPatch) -> Result<HostInfo, ApiError> {
-        {
+        let of_policy = HostPatch { draining: None, ..patch.clone() };
+        if of_policy != HostPatch::default() {
             let vms = self.lock();
             let swap = self.swap_space(&vms)?;
             let mut policy = self.governor.lock();
             let host = settings::patched(policy.rounds.policy.host(), patch).map_err(|e| settings::refusal(&e))?;
             policy.rounds.policy.set_host(host, &swap).map_err(|e| self.not_admitted(&e))?;
+        }
+        if let Some(on) = patch.draining {
+            self.draining.switch(on);
         }
         self.governor.doorbell.ring();
         Ok(self.host())

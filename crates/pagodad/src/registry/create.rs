@@ -122,6 +122,7 @@ impl Registry {
     /// # Errors
     /// Bad sizes, a name that is taken, no room or an unfit file system for swap: each says what to do.
     pub fn create(&self, request: CreateVm) -> Result<CreatedVm, ApiError> {
+        self.draining.check(&request.name)?;
         self.create_from(request, None)
     }
 
@@ -135,6 +136,7 @@ impl Registry {
         operation: Operation,
         remote: Option<Remote>,
     ) -> Result<CreatedVm, ApiError> {
+        self.draining.check(&request.name)?;
         self.reap_name(&request.name);
         self.making.wait_until_removed(&request.name);
         self.check_free(&self.lock(), &request.name)?;

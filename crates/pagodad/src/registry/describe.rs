@@ -204,6 +204,7 @@ impl Registry {
             uffd_permission: self.permission.clone(),
             large_folios: format!("1 MiB: {}, 2 MiB: {}", folio(FolioSize::Chunk), folio(FolioSize::Huge)),
             vms: count,
+            draining: self.draining.is_on(),
             policy,
             snapshots: self.images.counted(),
         }

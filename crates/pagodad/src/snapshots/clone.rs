@@ -58,6 +58,7 @@ pub fn clone_vms(registry: &Arc<Registry>, request: &CloneRequest) -> Result<Cre
 }
 
 fn one(registry: &Registry, request: &CloneRequest, clone: &NewClone) -> Result<(CreatedVm, Arc<Image>), ApiError> {
+    registry.draining.check(&clone.name)?;
     let source = source_of(registry, &request.from, &clone.name)?;
     let vm = vm_of(source.manifest(), request, clone);
     check_disks(source.manifest(), &vm)?;

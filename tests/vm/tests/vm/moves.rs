@@ -2,6 +2,7 @@
 
 mod arbiter;
 mod disks;
+mod drain;
 mod ended;
 mod etcd;
 mod faults;

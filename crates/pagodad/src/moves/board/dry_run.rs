@@ -8,7 +8,7 @@ use std::time::Duration;
 use pagoda_api::types::{AdmitReply, HostPing, MovePlan, MoveRemote, MoveRequest, MoveRoom, RemoteFate, VmInfo};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_move::plan::{Facts, Offer, Promise, plan_move};
-use pagoda_move::rounds::{Mode, OnTimeout, Settings, Slowing};
+use pagoda_move::rounds::{Mode, OnTimeout, Settings};
 use pagoda_move::units::Rate;
 use pagoda_move::wire::offer::Room;
 
@@ -46,7 +46,6 @@ pub fn plan(
         bandwidth_max: request.bandwidth.map(Rate),
         time_max: request.max_time_s.map(Duration::from_secs),
         on_timeout: OnTimeout::Abort,
-        slowing_max: Slowing::NONE,
     };
     let dram = Bytes(request.dram.unwrap_or(vm.dram_limit_bytes));
     let planned = plan_move(&facts, &settings, &Offer { dram, pool: Bytes::ZERO, free: Room::default() });
@@ -60,6 +59,8 @@ pub fn plan(
         fits: lacks == MoveRoom::default(),
         needs: MoveRoom { dram_bytes: planned.needs.dram.0, swap_bytes: planned.needs.swap.0 },
         lacks,
+        reserves: MoveRoom { dram_bytes: reserved.memory_needed_bytes, swap_bytes: reserved.swap_needed_bytes },
+        free: MoveRoom { dram_bytes: ping.look.memory_free_bytes, swap_bytes: ping.look.swap_free_bytes },
         sends_bytes: planned.sends.0,
         spared_bytes: planned.spared.0,
         bytes_per_second: planned.rate.0,
@@ -121,6 +122,8 @@ mod tests {
         assert!(planned.fits && planned.keeps_downtime, "{planned:?}");
         assert_eq!((planned.sends_bytes, planned.spared_bytes), (2 * GIB, 2 * GIB));
         assert_eq!(planned.needs, MoveRoom { dram_bytes: GIB, swap_bytes: 3 * GIB });
+        assert_eq!(planned.reserves, MoveRoom { dram_bytes: GIB / 8, swap_bytes: 4 * GIB });
+        assert_eq!(planned.free, MoveRoom { dram_bytes: GIB, swap_bytes: 10 * GIB });
         assert_eq!((planned.time_ms, planned.downtime_ms), (Some(17_204), Some(24)));
 
         let slow = MoveRequest { bandwidth: Some(12_500_000), ..MoveRequest::new("host2") };

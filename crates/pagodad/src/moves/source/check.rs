@@ -58,7 +58,6 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
     let refuse =
         |why: String, hint: Option<&str>| ApiError::new(ErrorCode::Refused, format!("{vm} does not move: {why}"), hint);
     let asked = |error: anyhow::Error| refuse(in_full(error.as_ref()), None);
-    check_request(request).map_err(|why| refuse(why, Some("leave that away")))?;
     let hosts = Hosts::in_dir(&registry.config.hosts.dir);
     let host = hosts.find(&request.to).map_err(asked)?.ok_or_else(|| {
         let hint = "`pagoda host ls` shows those that are, `pagoda host trust` adds one";
@@ -113,14 +112,6 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
     let specification = specification.to_text().map_err(asked)?;
     let offer = Offer { vm: vm.clone(), qemu, memory, room, required, register, specification };
     Ok(Checked { ready, host, own, offer, runs })
-}
-
-/// What is asked for and cannot be had yet.
-fn check_request(request: &Request) -> Result<(), String> {
-    match request.on_timeout {
-        OnTimeout::Abort | OnTimeout::Postcopy => Ok(()),
-        OnTimeout::SlowGuest => Err("guests are not slowed yet when the time is over".to_owned()),
-    }
 }
 
 impl Offer {

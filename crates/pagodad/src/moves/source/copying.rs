@@ -13,7 +13,7 @@ use pagoda_core::bits::PageSet;
 use pagoda_core::fault::Pages;
 use pagoda_core::units::{Bytes, ChunkIdx, PAGE_SIZE, PageCount};
 use pagoda_move::map::PageMap;
-use pagoda_move::rounds::{IoEpoch, Mode, Next, Phase, Progress, Rounds, Settings, Step};
+use pagoda_move::rounds::{IoEpoch, Mode, Next, Phase, Progress, Rounds, Settings, Slowing, Step};
 use pagoda_move::units::{ConnectionNo, Moment, RoundNo};
 use pagoda_pager::handle::{Command, Content, Copied, Handle, Look};
 
@@ -122,6 +122,11 @@ impl Copying {
 
     pub const fn round(&self) -> RoundNo {
         self.rounds.round()
+    }
+
+    /// How the guest's writers are to be slowed now.
+    pub const fn slowing(&self) -> Slowing {
+        self.rounds.slowing()
     }
 
     pub fn lost_link(&mut self) {
@@ -293,7 +298,6 @@ impl Copying {
         self.rounds.written(&written, protected_at);
         self.rounds.set_oldest_io(IoEpoch(look.oldest_io));
         Ok(match self.rounds.decide(now) {
-            // Writers are slowed by nobody yet.
             Step::Round(_) => {
                 self.is_undecided = false;
                 None

@@ -20,7 +20,7 @@ use pagoda_core::units::Bytes;
 use pagoda_move::arrival::map_parts;
 use pagoda_move::note::{Note, Owned};
 use pagoda_move::owner::{Action, End, Source, SourceEvent};
-use pagoda_move::rounds::Settings;
+use pagoda_move::rounds::{Settings, Slowing};
 use pagoda_move::units::{ConnectionNo, Generation, Moment, RoundNo};
 use pagoda_move::wire::limits::STATE_CHUNK_MAX;
 use pagoda_move::wire::offer::Capabilities;
@@ -157,7 +157,14 @@ impl Driver {
             self.look();
             self.event(SourceEvent::Tick);
             self.pump();
+            self.slow_writers();
         }
+    }
+
+    /// As the rounds want it. Without rounds nobody is slowed.
+    fn slow_writers(&mut self) {
+        let slowing = self.copying.as_ref().map_or(Slowing::NONE, Copying::slowing);
+        self.begun.guest.slow(slowing);
     }
 
     fn now(&self) -> Moment {
@@ -601,6 +608,7 @@ impl Driver {
     /// The machine says that the VM is this host's. If it does not run at once, the end of the move waits for that.
     fn let_run(&mut self) {
         (self.copying, self.tail) = (None, None);
+        self.slow_writers();
         while self.begun.guest.is_stopping() {
             // A state that is being saved cannot be called back. It has a deadline.
             match self.begun.inputs.recv() {

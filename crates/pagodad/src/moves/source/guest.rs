@@ -14,6 +14,7 @@ use pagoda_core::policy::VmId;
 use pagoda_core::units::Bytes;
 use pagoda_image::limits::STATE_BYTES_MAX;
 use pagoda_move::owner::STOPPED_MAX;
+use pagoda_move::rounds::Slowing;
 use pagoda_move::wire::limits::STATE_MAX;
 use pagoda_pager::handle::{Command, Handle};
 
@@ -21,6 +22,7 @@ use super::input::Input;
 use super::standing::{Outcome, Standing};
 use crate::moves::start;
 use crate::qmp::Monitor;
+use crate::qmp::processors::processors;
 use crate::qmp::state::{RunState, run_state, undo};
 use crate::record::Record;
 use crate::registry::Registry;
@@ -62,6 +64,8 @@ pub struct Guest {
     /// By QMP `stop`: it may have been given away without its state (`superseded.rs`).
     may_be_paused: bool,
     stand: Stand,
+    /// How its writers are slowed.
+    slowing: Slowing,
 }
 
 impl Guest {
@@ -75,6 +79,7 @@ impl Guest {
             runs,
             may_be_paused: false,
             stand: Stand::Runs,
+            slowing: Slowing::NONE,
         }
     }
 
@@ -96,6 +101,7 @@ impl Guest {
             runs,
             may_be_paused: true,
             stand: Stand::Left,
+            slowing: Slowing::NONE,
         }
     }
 
@@ -117,6 +123,30 @@ impl Guest {
     pub fn engine(&self) -> Option<Arc<Handle>> {
         let (id, ..) = self.here.as_ref()?;
         self.registry.find_by_id(*id, |vm| vm.handle.clone())?
+    }
+
+    /// Slows its writers like this from now on. What the guest's processors are is asked each time: one may be new. If QEMU does not
+    /// say so, nobody is slowed.
+    pub fn slow(&mut self, slowing: Slowing) {
+        if self.slowing == slowing {
+            return;
+        }
+        self.slowing = slowing;
+        let (Some(engine), Some((_, qmp, _))) = (self.engine(), &self.here) else { return };
+        let threads = match slowing {
+            Slowing::NONE => Vec::new(),
+            _ => processors(qmp).unwrap_or_else(|error| {
+                tracing::warn!(vm = %self.name, "its writers are not slowed: {}", in_full(error.as_ref()));
+                Vec::new()
+            }),
+        };
+        tracing::info!(
+            vm = %self.name,
+            delay_us = slowing.delay().as_micros() as u64,
+            threads = threads.len(),
+            "what each first write to a page waits while it moves"
+        );
+        engine.send(Command::SlowWriters { delay: slowing.delay(), threads });
     }
 
     /// Has it stopped, with its state. An input says what came of it.

@@ -34,6 +34,8 @@ pub struct Progress {
     pub eta: Option<Duration>,
     /// If the VM were stopped now.
     pub expected_downtime: Option<Duration>,
+    /// What each first write of the guest to a page waits. Zero: its writers are not slowed.
+    pub write_delay: Duration,
     /// Why it is not further than it is.
     pub waits: Option<String>,
     /// How long the VM stood still, until this host knew that it runs at its destination.
@@ -61,6 +63,7 @@ impl Progress {
             elapsed: Duration::ZERO,
             eta: None,
             expected_downtime: None,
+            write_delay: Duration::ZERO,
             waits: None,
             downtime: None,
             arbiter: None,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use pagoda_move::rounds::{Mode, OnTimeout, Settings, Slowing};
+use pagoda_move::rounds::{Mode, OnTimeout, Settings};
 use pagoda_move::units::{AttemptId, Rate};
 
 use crate::random;
@@ -41,7 +41,6 @@ impl Request {
             },
             time_max: self.max_time,
             on_timeout: self.on_timeout,
-            slowing_max: Slowing::NONE,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A move in words for its user.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pagoda_core::units::Bytes;
 use pagoda_move::owner::End;
@@ -41,6 +41,7 @@ pub fn update(shown: &mut Progress, rounds: Option<&rounds::Progress>, unreachab
         (Some(why), _) => Some(format!("the destination cannot be reached: {why}")),
         (None, rounds) => rounds.and_then(|rounds| waits_for(rounds.waits)),
     };
+    shown.write_delay = rounds.map_or(Duration::ZERO, |rounds| rounds.slowing.delay());
     if let Some(rounds) = rounds {
         (shown.sent, shown.left, shown.round) = (rounds.sent, rounds.left.bytes(), rounds.round.0);
         (shown.spared, shown.saved) = (rounds.spared, rounds.saved);

@@ -1,4 +1,4 @@
-//! Two hosts on one machine: each has a network, a daemon and files of its own.
+//! Two hosts on one machine, or three: each has a network, a daemon and files of its own.
 //!
 //! A VM has its files at the same paths on both hosts. So the path of its directory leads to another directory on each: daemon and
 //! VMs of a host are in a mount namespace where it does. The test sees these directories beside each other.
@@ -21,7 +21,7 @@ use super::network::{Network, address};
 const BECOME: &str = r#"mount --bind "$0" "$1" && cd "$1" && shift && exec "$@""#;
 
 /// Names of the hosts, as the other one calls them.
-const NAMES: [&str; 2] = ["host1", "host2"];
+const NAMES: [&str; 3] = ["host1", "host2", "host3"];
 
 /// Where a host has its files, unless that is all the same.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +34,7 @@ pub struct Place {
 /// One of the two.
 pub struct Host {
     pub name: &'static str,
-    /// Of the two.
+    /// Of all.
     pub index: usize,
     pub daemon: Rc<Daemon>,
     /// Its directory of VMs' files, as the test sees it.
@@ -159,6 +159,20 @@ impl Hosts {
         Ok(hosts)
     }
 
+    /// A third host, which is in the network of the other one with an address of its own. The first one and it trust each other.
+    pub fn third(&self, lab: &Lab, options: &GuestOptions) -> Result<Host> {
+        self.network.add_third()?;
+        let third = host(lab, 2, &self.network.namespaces[1], &self.seen, &Place::default())?;
+        third.configure(&third.accepts(options)?)?;
+        third.daemon.start_again()?;
+        for (who, whom) in [(&self.one, &third), (&third, &self.one)] {
+            self.trust(who, whom)?;
+            let ping = || Ok(who.daemon.client().ping(whom.name).ok());
+            wait::until(&format!("{} answers", whom.name), wait::HANG, ping)?;
+        }
+        Ok(third)
+    }
+
     pub fn trust(&self, who: &Host, whom: &Host) -> Result<()> {
         let HostList { own, .. } = whom.daemon.client().hosts()?;
         let host = TrustedHost { name: whom.name.to_owned(), key: own.key, address: whom.address() };
@@ -175,7 +189,7 @@ impl Hosts {
         Ok(())
     }
 
-    /// The VM `web1`, on the first host.
+    /// The VM of these options, which is `web1` in most tests, on the first host.
     pub fn guest(&self, lab: &Lab, options: &GuestOptions) -> Result<Rc<Guest>> {
         let mut command = self.one.command(&programs::bin_dir()?.join("pagoda"));
         command.arg("--socket").arg(self.one.daemon.socket()).args(["run", "--name", &options.name]);
@@ -193,7 +207,7 @@ impl Hosts {
         let monitor = words.iter().position(|word| word == "-qmp").context("the words have a monitor")?;
         words.drain(monitor..monitor + 2);
         let console = words.iter_mut().find(|word| *word == "stdio").context("the words have a console")?;
-        *console = format!("file:{}", self.seen.join("web1.console").display());
+        *console = format!("file:{}", self.seen.join(format!("{}.console", options.name)).display());
         Ok(words)
     }
 
@@ -212,9 +226,14 @@ impl Hosts {
         Ok(said)
     }
 
-    /// QEMUs of both hosts.
+    /// QEMUs of `web1`, on both hosts.
     pub fn qemus(&self) -> Vec<u32> {
-        let seen = self.seen.join("web1.control").to_string_lossy().into_owned();
+        self.qemus_with("web1.control")
+    }
+
+    /// QEMUs on whose command line a name in the directory of VMs' files begins so.
+    fn qemus_with(&self, name: &str) -> Vec<u32> {
+        let seen = self.seen.join(name).to_string_lossy().into_owned();
         let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
         let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         let is_qemu = |pid: &u32| {
@@ -230,7 +249,7 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         // Those that a daemon has started are nobody's children.
-        for pid in self.qemus() {
+        for pid in self.qemus_with("") {
             if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
                 let _ = kill_process(pid, Signal::KILL);
             }

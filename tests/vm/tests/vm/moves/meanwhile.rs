@@ -196,3 +196,56 @@ fn a_guest_that_writes_faster_than_the_link() -> Result<()> {
         hosts.one.daemon.wait_gone("web1")
     })
 }
+
+/// What the guest's writers wait now, by the word of its engine.
+fn write_delay(host: &Host) -> Result<u64> {
+    let vm = host.daemon.vm("web1")?;
+    vm.counters.get("move_write_delay_us").copied().context("its engine says what writers wait")
+}
+
+/// The same guest and half of that link: once its writers are slowed, what it writes in a round can be sent.
+#[test]
+fn a_guest_that_writes_faster_than_the_link_is_slowed() -> Result<()> {
+    Lab::run("a guest that writes faster than the link is slowed", 1, |lab| {
+        let options = options(Qemu::System);
+        let hosts = Hosts::start(lab, &options)?;
+        let guest = hosts.guest(lab, &options)?;
+        let mut control = guest.control()?;
+        control.run(FILL)?;
+        hosts.network.slow("150mbit")?;
+        let slowly = ["--max-time", "4s", "--downtime", "100ms", "--on-timeout", "slow-guest"];
+
+        // It is cancelled: its writers run at once.
+        control.send("run random seconds=30 write=100")?;
+        control.wait_progress()?;
+        let moving = begin_and_send(&hosts.one, &hosts.other, &slowly, SOME)?;
+        let slowed = wait::until("its writers are slowed", wait::HANG, || {
+            let status = hosts.one.daemon.client().move_of("web1")?;
+            ensure!(!status.is_over(), "{status:?}");
+            Ok((status.write_delay_us > 0).then_some(status))
+        })?;
+        ensure!(slowed.elapsed_ms >= 4000, "{slowed:?}");
+        let shown = hosts.one.daemon.run_cli(&["moves", "show", "web1"])?;
+        let shown = text(&shown.stdout);
+        println!("{shown}");
+        ensure!(shown.contains(" us for each first write to a page"), "{shown}");
+        ensure!(write_delay(&hosts.one)? > 0, "nobody is slowed");
+        let cancelled = hosts.one.daemon.run_cli(&["moves", "cancel", "web1"])?;
+        ensure!(cancelled.status.success(), "{}", text(&cancelled.stderr));
+        let (status, said) = end(moving)?;
+        ensure!(status == Some(GIVEN_UP), "{status:?}: {said}");
+        ensure!(write_delay(&hosts.one)? == 0, "it is slowed, and does not move");
+        control.reply().context("it has run all the time")?;
+        ensure_stayed(&hosts, &guest, &mut control)?;
+
+        control.send("run random seconds=120 write=100")?;
+        control.wait_progress()?;
+        hosts.moves(&hosts.one, &hosts.other, &slowly)?;
+        ensure_moved(&hosts, &hosts.one, &hosts.other)?;
+        ensure!(write_delay(&hosts.other)? == 0, "it is slowed where it has come to");
+        let mut control = hosts.other.control(&guest)?;
+        control.reply().context("each page had what was written last")?;
+        control.run("verify")?;
+        power_off(&hosts.other, control)
+    })
+}

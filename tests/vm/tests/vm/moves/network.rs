@@ -69,6 +69,11 @@ impl Network {
         ip(&[&["-n", &self.namespaces[sender]], &neighbor[..], &["dev", DEVICE]].concat())
     }
 
+    /// The second namespace has one more address, for a third host.
+    pub fn add_third(&self) -> Result<()> {
+        ip(&["-n", &self.namespaces[1], "addr", "add", &format!("{}/24", internet(2)), "dev", DEVICE])
+    }
+
     /// The link carries so much in either direction, as tc(8) understands it.
     pub fn slow(&self, rate: &str) -> Result<()> {
         let shape = ["qdisc", "replace", "dev", DEVICE, "root", "tbf", "rate", rate, "burst", "64k", "latency", "50ms"];
@@ -100,7 +105,7 @@ pub fn address(index: usize) -> String {
 }
 
 const fn internet(index: usize) -> &'static str {
-    ["10.78.0.1", "10.78.0.2"][index]
+    ["10.78.0.1", "10.78.0.2", "10.78.0.3"][index]
 }
 
 const fn ethernet(index: usize) -> &'static str {

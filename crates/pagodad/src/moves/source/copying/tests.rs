@@ -14,7 +14,7 @@ use pagoda_core::units::{PAGE_SIZE, PageIdx};
 use pagoda_link::hosts::Host;
 use pagoda_link::{Keypair, Link};
 use pagoda_move::arrival::Arrival;
-use pagoda_move::rounds::{Mode, OnTimeout, Slowing};
+use pagoda_move::rounds::{Mode, OnTimeout};
 use pagoda_move::units::AttemptId;
 use pagoda_move::wire::{Codec, Control, Data, RunKind};
 use pagoda_pager::handle::{Content, CopyOrder, Inbox, channel_pair};
@@ -135,7 +135,6 @@ fn settings() -> Settings {
         bandwidth_max: None,
         time_max: None,
         on_timeout: OnTimeout::Abort,
-        slowing_max: Slowing::NONE,
     }
 }
 

@@ -1,0 +1,71 @@
+//! How far a guest's writers are slowed, for a move that has not ended in its time.
+//!
+//! Each round decides: writers wait a step longer after a round that has left hardly less than the one before, and a step less after
+//! one that has left half and was not slower itself: that alone may halve what is written. The delays double, so a step less undoes
+//! no more than such a round has brought.
+
+use std::time::Duration;
+
+use pagoda_core::units::PageCount;
+
+use super::settings::{Hopeless, PROGRESS_PART, STALL_ROUNDS};
+use super::slowing::Slowing;
+use crate::units::Moment;
+
+/// Writers may be slowed for as long as the move was given, and for so long if that was less: a round takes seconds on a slow link,
+/// and each step takes a round.
+pub const SLOW_TIME_MIN: Duration = Duration::from_secs(60);
+
+/// How long writers are slowed at most, from the end of the first round behind the time limit on.
+pub fn slow_time_max(time_max: Duration) -> Duration {
+    time_max.max(SLOW_TIME_MIN)
+}
+
+/// Decides on steps.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Slower {
+    step: Slowing,
+    /// Since when there is no time left but this.
+    since: Option<Moment>,
+    before: Option<PageCount>,
+    /// The round that is under way is slower than the one before.
+    is_slower: bool,
+    /// Rounds one after the other that have left hardly less, although no step is longer.
+    stuck: u32,
+}
+
+impl Slower {
+    /// How writers are slowed now.
+    pub const fn step(&self) -> Slowing {
+        self.step
+    }
+
+    /// The link is gone: writers wait for nothing. The time goes on.
+    pub fn stop(&mut self) {
+        *self = Slower { since: self.since, ..Slower::default() };
+    }
+
+    /// A round has left so much, and the one before it `before`. How the next one is to be.
+    ///
+    /// # Errors
+    /// It is of no use.
+    pub fn end_round(&mut self, now: Moment, left: PageCount, time_max: Duration) -> Result<Slowing, Hopeless> {
+        let slowed = now.since(*self.since.get_or_insert(now));
+        if slowed >= slow_time_max(time_max) {
+            return Err(Hopeless::SlowTimeOver { slowed });
+        }
+        let before = self.before.replace(left).unwrap_or(left);
+        let (last, is_hardly_less) = (self.step, left.0 >= before.0 - before.0 / PROGRESS_PART);
+        match () {
+            () if is_hardly_less => self.step = last.more(),
+            () if left.0 <= before.0 / 2 && !self.is_slower => self.step = last.less(),
+            () => {}
+        }
+        self.is_slower = self.step > last;
+        self.stuck = if is_hardly_less && last == Slowing::MOST { self.stuck + 1 } else { 0 };
+        if self.stuck >= STALL_ROUNDS { Err(Hopeless::CannotSlow) } else { Ok(self.step) }
+    }
+}
+
+#[cfg(test)]
+mod tests;
