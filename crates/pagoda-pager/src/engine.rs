@@ -425,6 +425,9 @@ impl Engine {
         while let Some(ended) = self.paging.next_ended(&mut self.ring) {
             self.apply_ended(ended);
         }
+        while let Some(placed) = self.paging.next_placed() {
+            self.mover.note_placed(placed);
+        }
         while let Some((chunk, pages)) = self.paging.take_came() {
             self.apply(Event::Came { chunk, pages });
         }

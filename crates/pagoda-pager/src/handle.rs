@@ -120,6 +120,17 @@ pub struct CopyOrder {
     pub to: Sender<Copied>,
     /// A thread of the guest waits for it: it comes before those that were asked for earlier.
     pub is_urgent: bool,
+    /// Where it goes if it can.
+    pub way: Way,
+}
+
+/// Where copies go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// To whoever has asked for them.
+    Send,
+    /// Into the tier that is handed over, so that none has to be sent. What that does not take goes to whoever has asked.
+    Place,
 }
 
 /// What some pages held at some moment after they were asked for.
@@ -139,6 +150,9 @@ pub enum Content {
     /// It is in a tier that is handed over to whoever the VM moves to, and stays there unchanged. If the page is written, the next look
     /// says so.
     HandedOver,
+    /// The tier that is handed over was given what they held, and has it. The VM's own tier has nothing of that. If a page is written, the
+    /// next look says so.
+    Placed,
     /// They cannot be read, and why.
     Failed(String),
 }

@@ -190,6 +190,26 @@ pub enum Takes {
     No,
 }
 
+/// Whether a tier takes copies for whoever the VM moves to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Places {
+    /// Some.
+    Now,
+    /// Later: as much as it can bear is under way.
+    Later,
+    /// No: they go another way.
+    No,
+}
+
+/// What became of a copy for whoever the VM moves to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// The page.
+    pub page: PageIdx,
+    /// The tier that is handed over has what it held, in as many copies as it keeps. Else nothing is known.
+    pub is_there: bool,
+}
+
 /// How much a tier holds and has moved, since the engine began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -351,6 +371,25 @@ pub trait Tier: Send + std::fmt::Debug {
         let _ = chunk;
         PageSet::EMPTY
     }
+
+    /// Whether [`Tier::place`] takes pages now.
+    fn places(&self) -> Places {
+        Places::No
+    }
+
+    /// Begins to write what pages of one chunk held at some moment, for whoever the VM moves to. They are not this VM's in the tier,
+    /// and the block that the tier has of any of them, if it has one, does not count.
+    fn place(&mut self, first: PageIdx, content: Vec<u8>) {
+        unreachable!("{} takes no copies: {} bytes of page {}", self.name(), content.len(), first.0);
+    }
+
+    /// What became of a page that was placed. Each is given once.
+    fn next_placed(&mut self) -> Option<Placed> {
+        None
+    }
+
+    /// Nobody waits for pages that are being placed any more.
+    fn forget_placing(&mut self) {}
 
     /// Of the pages of the chunk that it holds, those that have not come to this host yet.
     fn missing(&self, chunk: ChunkIdx) -> PageSet {

@@ -54,6 +54,7 @@ fn request(client: &Client, options: &MoveVm) -> Result<MoveRequest> {
         max_time_s: options.max_time,
         on_timeout: options.on_timeout,
         mode: options.mode,
+        split: options.split,
         shared_disks: options.shared_disks,
         dry_run: options.dry_run,
     })

@@ -1,8 +1,12 @@
 //! VMs that move between hosts.
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use super::hosts::check_host_name;
+use super::remote::REMOTE_COPIES_MAX;
 
 /// How long a VM may stand still at the end of its move, unless its user says more or less.
 pub const MOVE_DOWNTIME_MS_DEFAULT: u64 = 30;
@@ -44,6 +48,57 @@ pub enum MoveOnTimeout {
     SlowGuest,
 }
 
+/// Where memory of a VM goes that does not fit into its DRAM at the destination: into its remote tier, which goes with it. Written as
+/// `pool:`, or `pool:2` for a tier that keeps two copies of each page.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct MoveSplit {
+    /// Copies that the tier has to keep. As many as it does if it is not said.
+    pub copies: Option<u8>,
+}
+
+impl FromStr for MoveSplit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MoveSplit, String> {
+        if let Some(host) = text.split(',').find(|word| !word.starts_with("pool:")) {
+            return Err(format!(
+                "a VM is split between its destination and a pool alone, and {host:?} is neither: a third host takes part as a server of \
+                 the pool; write pool: or pool:2"
+            ));
+        }
+        let copies = text.strip_prefix("pool:").unwrap_or_default();
+        if copies.is_empty() {
+            return Ok(MoveSplit::default());
+        }
+        match copies.parse() {
+            Ok(copies) if (1..=REMOTE_COPIES_MAX).contains(&copies) => Ok(MoveSplit { copies: Some(copies) }),
+            _ => Err(format!("{copies:?} is no number of copies in a pool: write pool: or pool:2")),
+        }
+    }
+}
+
+impl fmt::Display for MoveSplit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("pool:")?;
+        self.copies.map_or(Ok(()), |copies| write!(f, "{copies}"))
+    }
+}
+
+impl TryFrom<String> for MoveSplit {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<MoveSplit, String> {
+        text.parse()
+    }
+}
+
+impl From<MoveSplit> for String {
+    fn from(split: MoveSplit) -> String {
+        split.to_string()
+    }
+}
+
 /// `POST /v1/vms/NAME/move`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -66,6 +121,9 @@ pub struct MoveRequest {
     pub on_timeout: MoveOnTimeout,
     #[serde(default)]
     pub mode: MoveMode,
+    /// What does not fit into its DRAM there goes into its remote tier instead of over the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<MoveSplit>,
     /// The disks of the VM are the same ones at the same paths on both hosts.
     #[serde(default)]
     pub shared_disks: bool,
@@ -90,6 +148,7 @@ impl MoveRequest {
             max_time_s: None,
             on_timeout: MoveOnTimeout::default(),
             mode: MoveMode::default(),
+            split: None,
             shared_disks: false,
             dry_run: false,
         }
@@ -155,6 +214,9 @@ pub struct MovePlan {
     /// Memory that is sent, and memory that is zero or was given back by the guest.
     pub sends_bytes: u64,
     pub spared_bytes: u64,
+    /// Memory that goes into the VM's remote tier instead.
+    #[serde(default)]
+    pub pool_bytes: u64,
     /// What the way carries, or what was asked for at most.
     pub bytes_per_second: u64,
     /// Absent if it would never end.
@@ -309,6 +371,9 @@ pub struct MoveStatus {
     /// Memory that was only named, because it is zeros.
     #[serde(default)]
     pub spared_bytes: u64,
+    /// Memory that went into the VM's remote tier instead; what was written later counts too.
+    #[serde(default)]
+    pub pool_bytes: u64,
     /// By how much compression has made what was sent smaller.
     #[serde(default)]
     pub saved_bytes: u64,
@@ -393,6 +458,32 @@ mod tests {
             |of| (of.on_timeout, of.max_time_s, of.mode) = (MoveOnTimeout::SlowGuest, Some(9), MoveMode::Hybrid),
             "need not be slowed",
         );
+    }
+
+    #[test]
+    fn a_move_is_split_with_a_pool_alone() {
+        let check = |text: &str, expected: Result<Option<u8>, &str>| match (text.parse::<MoveSplit>(), expected) {
+            (Ok(split), Ok(copies)) => assert_eq!((split.copies, split.to_string().as_str()), (copies, text)),
+            (Err(said), Err(part)) => assert!(said.contains(part), "{text}: {said}"),
+            (said, _) => panic!("{text}: {said:?}"),
+        };
+        check("pool:", Ok(None));
+        check("pool:1", Ok(Some(1)));
+        check("pool:2", Ok(Some(2)));
+        for wrong in ["pool:0", "pool:3", "pool:two", "pool:copies=2", "pool:,pool:"] {
+            check(wrong, Err("no number of copies"));
+        }
+        for (wrong, named) in
+            [("host3", "\"host3\" is neither"), ("host3,pool:", "\"host3\""), ("pool:2,host4", "\"host4\"")]
+        {
+            check(wrong, Err(named));
+        }
+        check("", Err("neither"));
+        let request: MoveRequest = serde_json::from_str(r#"{"to":"host2","split":"pool:2"}"#).unwrap();
+        assert_eq!(request.split, Some(MoveSplit { copies: Some(2) }));
+        assert!(serde_json::to_string(&request).unwrap().contains(r#""split":"pool:2""#));
+        let error = serde_json::from_str::<MoveRequest>(r#"{"to":"host2","split":"host3"}"#).unwrap_err();
+        assert!(error.to_string().contains("host3"), "{error}");
     }
 
     #[test]

@@ -3,6 +3,11 @@
 //! The order: the VM is armed, and what it borrows is its own -> most pages that may be written are protected, in steps -> the first
 //! look, which gives all pages -> copies, as they are asked for, and further looks. Copies leave time for faults, unless the VM stands
 //! still for its last pages.
+//!
+//! Copies that go by [`Way::Place`] are written into the tier that is handed over, as fast as it takes them, and pages that it has already
+//! are named. What it does not take is copied anew, and sent.
+
+mod placements;
 
 use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
@@ -13,11 +18,13 @@ use pagoda_core::fault::{Event, IoError, Pages, Refusal, Source, Stall};
 use pagoda_core::units::{PAGE_SIZE, PageCount};
 use pagoda_sys::ring::Ring;
 
+use self::placements::Placements;
 use super::imager::{Pace, refusal_text};
 use super::paging::Paging;
 use super::slowing::Slowed;
 use super::stall::stall_text;
-use crate::handle::{Content, Copied, CopyOrder, Look};
+use crate::handle::{Content, Copied, CopyOrder, Look, Way};
+use crate::tier::{Placed, Places};
 
 /// Thousandths of the engine's time for protecting and copying pages while the VM runs.
 const MOVE_PER_MILLE: u32 = 500;
@@ -55,6 +62,14 @@ pub struct Awaited {
 struct Copying {
     pages: Pages,
     to: Sender<Copied>,
+    way: Way,
+}
+
+impl Copying {
+    /// The same of other pages.
+    fn of(&self, pages: Pages) -> Copying {
+        Copying { pages, to: self.to.clone(), way: self.way }
+    }
 }
 
 /// See the module.
@@ -64,10 +79,15 @@ pub struct Mover {
     hurries: bool,
     pace: Pace,
     looking: Option<(Sender<Result<Look, String>>, Instant)>,
-    /// Asked for, and not given to the machine.
+    /// Asked for, and not given to the machine: copies to be sent, and those to be placed.
     wanted: VecDeque<Copying>,
-    /// All that is next in `wanted` has to be read, and as much as may be is being read.
-    waits_for_reads: bool,
+    to_place: VecDeque<Copying>,
+    /// What is next has to be read, or goes into the tier, and as much as may be of that is under way.
+    is_blocked: bool,
+    /// The two take turns.
+    has_placed: bool,
+    /// Handed to the tier.
+    placements: Placements,
     /// Given to the machine, in this order: a run goes when all of its pages are copied or refused.
     given: Vec<Copying>,
     /// Refused until then.
@@ -85,7 +105,10 @@ impl Mover {
             pace: Pace::new(MOVE_PER_MILLE),
             looking: None,
             wanted: VecDeque::new(),
-            waits_for_reads: false,
+            is_blocked: false,
+            to_place: VecDeque::new(),
+            has_placed: false,
+            placements: Placements::default(),
             given: Vec::new(),
             later: VecDeque::new(),
             slowed: Slowed::default(),
@@ -105,6 +128,7 @@ impl Mover {
         let mut slowed = std::mem::take(&mut self.slowed);
         slowed.stop(Instant::now());
         *self = Mover { is_on: on, slowed, ..Mover::new() };
+        paging.forget_placing();
         // What is known of writes is of no use to anybody from now on.
         paging.push(Event::Prepare { on });
         paging.push(Event::Forget);
@@ -142,12 +166,19 @@ impl Mover {
 
     /// Somebody wants a copy.
     pub fn ask_copy(&mut self, order: CopyOrder) {
-        let copying = Copying { pages: order.pages, to: order.to };
-        self.waits_for_reads = false;
+        let copying = Copying { pages: order.pages, to: order.to, way: order.way };
+        self.is_blocked = false;
         match self.is_on {
-            true if order.is_urgent => self.wanted.push_front(copying),
-            true => self.wanted.push_back(copying),
+            true if order.is_urgent => self.queue(order.way).push_front(copying),
+            true => self.queue(order.way).push_back(copying),
             false => {}
+        }
+    }
+
+    fn queue(&mut self, way: Way) -> &mut VecDeque<Copying> {
+        match way {
+            Way::Send => &mut self.wanted,
+            Way::Place => &mut self.to_place,
         }
     }
 
@@ -160,7 +191,7 @@ impl Mover {
         let now = Instant::now();
         while self.later.front().is_some_and(|(until, _)| *until <= now) {
             let (_, copying) = self.later.pop_front().expect("looked at");
-            self.wanted.push_front(copying);
+            self.queue(copying.way).push_front(copying);
         }
         let is_due = self.hurries || self.pace.is_due(paging.has_page_faults(), now);
         if let Some((_, since)) = &self.looking {
@@ -174,48 +205,79 @@ impl Mover {
         if !is_due {
             return Turn::Nothing;
         }
-        self.name_handed_over(paging);
-        let Some(at) = self.next_copy(paging) else { return Turn::Nothing };
-        let Copying { pages: Pages { chunk, run }, to } = &mut self.wanted[at];
-        let pages = first_of(Pages { chunk: *chunk, run: *run });
-        self.given.push(Copying { pages, to: to.clone() });
-        let len = pages.run.len;
-        match run.len > len {
-            true => *run = Run { start: run.start + len as u8, len: run.len - len },
-            false => drop(self.wanted.remove(at)),
+        if !self.name_handed_over(Way::Send, paging) || !self.name_handed_over(Way::Place, paging) {
+            return Turn::Nothing;
         }
+        let Some(copying) = self.next_copy(paging) else { return Turn::Nothing };
+        self.has_placed = copying.way == Way::Place;
+        let pages = first_of(copying.pages);
+        let (chunk, run, len) = (pages.chunk, copying.pages.run, pages.run.len);
+        if run.len > len {
+            let rest = Run { start: run.start + len as u8, len: run.len - len };
+            self.queue(copying.way).push_front(copying.of(Pages { chunk, run: rest }));
+        }
+        self.given.push(Copying { pages, ..copying });
         Turn::Copy(pages)
     }
 
-    /// Which of the copies that are wanted is made next: the first that need not wait for a read of others.
-    fn next_copy(&mut self, paging: &Paging) -> Option<usize> {
-        let can_begin = |copying: &Copying| {
-            let Pages { chunk, run } = first_of(copying.pages);
-            paging.machine().has_copy_room(chunk, PageSet::range(run.start, run.len))
+    /// The next copy that can be made. Those that are sent and those for the tier take turns.
+    fn next_copy(&mut self, paging: &Paging) -> Option<Copying> {
+        if paging.takes_copies() == Places::No {
+            let sent = self.to_place.drain(..).map(|copying| Copying { way: Way::Send, ..copying });
+            self.wanted.extend(sent);
+        }
+        let next = match self.has_placed {
+            true => self.next_to_send(paging).or_else(|| self.next_to_place(paging)),
+            false => self.next_to_place(paging).or_else(|| self.next_to_send(paging)),
         };
-        let at = self.wanted.iter().take(AHEAD).position(can_begin);
-        self.waits_for_reads = at.is_none() && !self.wanted.is_empty();
-        at
+        self.is_blocked = next.is_none();
+        next
     }
 
-    /// Pages of a tier that is handed over are named, and not copied: those at the front of what is wanted, some at a time.
-    fn name_handed_over(&mut self, paging: &Paging) {
+    /// The first that need not wait for reads of others.
+    fn next_to_send(&mut self, paging: &Paging) -> Option<Copying> {
+        let at = self.wanted.iter().take(AHEAD).position(|copying| has_room(copying, paging))?;
+        self.wanted.remove(at)
+    }
+
+    /// The next copy for the tier, if the tier takes one.
+    fn next_to_place(&mut self, paging: &Paging) -> Option<Copying> {
+        if paging.takes_copies() != Places::Now || !has_room(self.to_place.front()?, paging) {
+            return None;
+        }
+        let copying = self.to_place.pop_front()?;
+        if self.placements.has_any(copying.pages) {
+            // What it held before is on its way still.
+            self.later.push_back((Instant::now() + LATER, copying));
+            return None;
+        }
+        Some(copying)
+    }
+
+    /// Pages of a tier that is handed over are named, and not copied: those at the front of what is wanted, some at a time. Of what is to
+    /// be placed there, pages that are in DRAM too. False: there are more.
+    #[must_use]
+    fn name_handed_over(&mut self, way: Way, paging: &Paging) -> bool {
         for _ in 0..NAMED_RUNS {
-            let Some(Copying { pages: Pages { chunk, run }, .. }) = self.wanted.front() else { return };
+            let Some(Copying { pages: Pages { chunk, run }, .. }) = self.queue(way).front() else { return true };
             let (chunk, asked) = (*chunk, PageSet::range(run.start, run.len));
-            let handed = paging.handed_over(chunk, asked);
+            let handed = match way {
+                Way::Send => paging.handed_over(chunk, asked),
+                Way::Place => paging.held_by_handed_over(chunk, asked),
+            };
             if handed.is_empty() {
-                return;
+                return true;
             }
-            let Some(Copying { to, .. }) = self.wanted.pop_front() else { return };
+            let Some(copying) = self.queue(way).pop_front() else { return true };
             for run in handed.runs() {
                 // Whoever asked may have gone.
-                let _ = to.send(Copied { pages: Pages { chunk, run }, content: Content::HandedOver });
+                let _ = copying.to.send(Copied { pages: Pages { chunk, run }, content: Content::HandedOver });
             }
             for run in (asked - handed).runs() {
-                self.wanted.push_front(Copying { pages: Pages { chunk, run }, to: to.clone() });
+                self.queue(way).push_front(copying.of(Pages { chunk, run }));
             }
         }
+        false
     }
 
     fn wait_to_look(&mut self, why: Refusal, waited: Duration) -> Turn {
@@ -237,8 +299,15 @@ impl Mover {
             let _ = asker.send(Err(why()));
         }
         let later = self.later.drain(..).map(|(_, copying)| copying);
-        for Copying { pages, to } in self.wanted.drain(..).chain(later).chain(self.given.drain(..)) {
+        let all = self.wanted.drain(..).chain(self.to_place.drain(..)).chain(later).chain(self.given.drain(..));
+        for Copying { pages, to, .. } in all {
             let _ = to.send(Copied { pages, content: Content::Failed(why()) });
+        }
+        for placement in self.placements.take_all() {
+            for run in placement.declined.runs() {
+                let pages = Pages { chunk: placement.chunk, run };
+                let _ = placement.to.send(Copied { pages, content: Content::Failed(why()) });
+            }
         }
     }
 
@@ -250,8 +319,9 @@ impl Mover {
         let now = Instant::now();
         let later = self.later.front().map_or(Duration::MAX, |(until, _)| until.saturating_duration_since(now));
         let is_waiting = self.looking.is_some() && paging.machine().can_look().is_err();
-        // The end of a read wakes the loop.
-        let has_work = self.looking.is_some() || !self.wanted.is_empty() && !self.waits_for_reads;
+        // Whatever ends wakes the loop.
+        let can_copy = !self.is_blocked && !(self.wanted.is_empty() && self.to_place.is_empty());
+        let has_work = self.looking.is_some() || can_copy;
         let wait = match () {
             () if is_waiting => LATER * 5,
             () if !has_work => Duration::MAX,
@@ -278,7 +348,7 @@ impl Mover {
     }
 
     /// Executes `CopyOut`.
-    pub fn copy(&mut self, pages: Pages, from: Source, paging: &Paging, ring: &Ring) {
+    pub fn copy(&mut self, pages: Pages, from: Source, paging: &mut Paging, ring: &Ring) {
         let content = match from {
             Source::Zero => Ok(Content::Zeros),
             Source::Buffer(op) => {
@@ -295,7 +365,49 @@ impl Mover {
             }
             Source::Parent => Err("a move has no parent".to_owned()),
         };
-        self.answer(pages, content.unwrap_or_else(Content::Failed));
+        match content {
+            Ok(Content::Bytes(bytes)) => self.hand_on(pages, bytes, paging),
+            content => self.answer(pages, content.unwrap_or_else(Content::Failed)),
+        }
+    }
+
+    /// A copy goes to whoever has asked for it, or into the tier.
+    fn hand_on(&mut self, pages: Pages, bytes: Vec<u8>, paging: &mut Paging) {
+        let Some(Copying { to, way, .. }) = self.take_given(pages) else { return };
+        if way == Way::Send {
+            // Whoever asked may have gone.
+            let _ = to.send(Copied { pages, content: Content::Bytes(bytes) });
+            return;
+        }
+        let each: Vec<&[u8]> = bytes.chunks(PAGE_SIZE as usize).collect();
+        let mut at = 0;
+        for same in each.chunk_by(|a, b| is_zero(a) == is_zero(b)) {
+            let run = Run { start: pages.run.start + at as u8, len: same.len() as u16 };
+            let part = Pages { chunk: pages.chunk, run };
+            at += same.len();
+            if is_zero(same[0]) {
+                let _ = to.send(Copied { pages: part, content: Content::Zeros });
+            } else if paging.place(part, || same.concat()) {
+                self.placements.add(part, to.clone());
+            } else {
+                let _ = to.send(Copied { pages: part, content: Content::Bytes(same.concat()) });
+            }
+        }
+    }
+
+    /// The tier says what became of a page.
+    pub fn note_placed(&mut self, placed: Placed) {
+        self.is_blocked = false;
+        let Some(placement) = self.placements.note(placed) else { return };
+        let chunk = placement.chunk;
+        for run in placement.there.runs() {
+            let _ = placement.to.send(Copied { pages: Pages { chunk, run }, content: Content::Placed });
+        }
+        for run in placement.declined.runs() {
+            // What it holds by then.
+            let pages = Pages { chunk, run };
+            self.wanted.push_back(Copying { pages, to: placement.to.clone(), way: Way::Send });
+        }
     }
 
     /// Executes `CopyFailed`.
@@ -309,37 +421,37 @@ impl Mover {
 
     /// Executes `CopyLater`.
     pub fn put_off(&mut self, pages: Pages) {
-        if let Some(to) = self.take_given(pages) {
-            self.later.push_back((Instant::now() + LATER, Copying { pages, to }));
+        if let Some(copying) = self.take_given(pages) {
+            self.later.push_back((Instant::now() + LATER, copying));
         }
     }
 
     fn answer(&mut self, pages: Pages, content: Content) {
-        if let Some(to) = self.take_given(pages) {
+        if let Some(Copying { to, .. }) = self.take_given(pages) {
             // Whoever asked may have gone.
             let _ = to.send(Copied { pages, content });
         }
     }
 
     /// Takes these pages out of what was given to the machine; nothing if the move is another one by now.
-    fn take_given(&mut self, pages: Pages) -> Option<Sender<Copied>> {
+    fn take_given(&mut self, pages: Pages) -> Option<Copying> {
         // What has ended may leave room for a read.
-        self.waits_for_reads = false;
+        self.is_blocked = false;
         let (start, end) = bounds(pages.run);
         let holds = |copying: &Copying| {
             let (first, last) = bounds(copying.pages.run);
             copying.pages.chunk == pages.chunk && first <= start && end <= last
         };
         let at = self.given.iter().position(holds)?;
-        let Copying { pages: whole, to } = self.given.swap_remove(at);
-        let (first, last) = bounds(whole.run);
+        let whole = self.given.swap_remove(at);
+        let (first, last) = bounds(whole.pages.run);
         for (from, until) in [(first, start), (end, last)] {
             if from < until {
                 let run = Run { start: from as u8, len: until - from };
-                self.given.push(Copying { pages: Pages { chunk: whole.chunk, run }, to: to.clone() });
+                self.given.push(whole.of(Pages { chunk: pages.chunk, run }));
             }
         }
-        Some(to)
+        Some(Copying { pages, ..whole })
     }
 }
 
@@ -348,6 +460,16 @@ fn first_of(Pages { chunk, run }: Pages) -> Pages {
     Pages { chunk, run: Run { start: run.start, len: run.len.min(COPY_PAGES) } }
 }
 
+/// Its first part can be copied now.
+fn has_room(copying: &Copying, paging: &Paging) -> bool {
+    let Pages { chunk, run } = first_of(copying.pages);
+    paging.machine().has_copy_room(chunk, PageSet::range(run.start, run.len))
+}
+
 fn bounds(run: Run) -> (u16, u16) {
     (u16::from(run.start), u16::from(run.start) + run.len)
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    page.iter().all(|byte| *byte == 0)
 }

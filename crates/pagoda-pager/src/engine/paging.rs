@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pagoda_core::bits::PageSet;
-use pagoda_core::fault::{Actions, Event, Located, Machine, Now, Served};
+use pagoda_core::fault::{Actions, Event, Located, Machine, Now, Pages, Served};
 use pagoda_core::units::{ChunkIdx, PageCount, PageIdx};
 use pagoda_image::ImageId;
 use pagoda_sys::Errno;
@@ -40,8 +40,8 @@ use crate::recover::{self, RecoverError};
 use crate::share::Member;
 use crate::source::Source;
 use crate::space::Space;
-use crate::tier::Stack;
 use crate::tier::remote::RemoteNumbers;
+use crate::tier::{Placed, Places, Stack};
 
 pub use content::{pieces, short_runs};
 pub use io::Answered;
@@ -359,6 +359,41 @@ impl Paging {
         let c = self.machine.chunk(chunk);
         let is_known = self.machine.can_look().is_ok() && !c.busy();
         if is_known { self.tiers.handed_over(chunk, pages & c.swapped()) } else { PageSet::EMPTY }
+    }
+
+    /// The same, and those whose content is in DRAM too.
+    pub fn held_by_handed_over(&self, chunk: ChunkIdx, pages: PageSet) -> PageSet {
+        let c = self.machine.chunk(chunk);
+        let is_known = self.machine.can_look().is_ok() && !c.busy();
+        let in_both = c.ram & c.clean & c.swap;
+        if is_known { self.tiers.handed_over(chunk, pages & (c.swapped() | in_both)) } else { PageSet::EMPTY }
+    }
+
+    /// Whether a tier takes copies for whoever the VM moves to.
+    pub fn takes_copies(&self) -> Places {
+        self.tiers.places()
+    }
+
+    /// Has it write what these pages held. False: there is none, or it has one of them already, which is not written over.
+    #[must_use]
+    pub fn place(&mut self, pages: Pages, content: impl FnOnce() -> Vec<u8>) -> bool {
+        let c = self.machine.chunk(pages.chunk);
+        let asked = PageSet::range(pages.run.start, pages.run.len);
+        let counts = asked & (c.swapped() | c.ram & c.clean & c.swap);
+        if !self.tiers.handed_over(pages.chunk, counts).is_empty() || self.tiers.places() == Places::No {
+            return false;
+        }
+        self.tiers.place(pages.first(), content())
+    }
+
+    /// What became of a copy. Each is given once.
+    pub fn next_placed(&mut self) -> Option<Placed> {
+        self.tiers.next_placed()
+    }
+
+    /// Nobody waits for copies any more.
+    pub fn forget_placing(&mut self) {
+        self.tiers.forget_placing();
     }
 
     /// These blocks become holes, in whichever tier they are.

@@ -13,6 +13,7 @@ mod handover;
 mod map;
 mod numbers;
 mod opened;
+mod placing;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -28,13 +29,17 @@ use rmap::client::{Event, Failure, Reach, Refused, SpaceRef};
 use rmap::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, content_of};
 use rmap_io::net::UdpClient;
 
+use handover::Followed;
 pub use handover::{Handover, NotStill, Standing, WeakHandover};
 pub use map::RemoteMap;
 pub use numbers::RemoteNumbers;
 pub use opened::{Control, Maintain, Opened};
 
+use self::placing::{PLACE_PATIENCE, Placing};
 use super::kept::Kept;
-use super::{Begun as Started, Content, Counts, Ended, Io, Outcome, Read, Step, Takes, Target, Tier, Write};
+use super::{
+    Begun as Started, Content, Counts, Ended, Io, Outcome, Placed, Places, Read, Step, Takes, Target, Tier, Write,
+};
 use crate::space::Space;
 
 /// How long page-out waits for the pool before the swap file gets the page: many round trips, and far longer than the pool
@@ -98,8 +103,12 @@ pub struct RemoteTier {
     /// As of the last turn, and since when.
     standing: Standing,
     stands_since: Instant,
-    /// Held, and no write can land: as of the last turn.
+    /// Held, and no write can land that makes a page the tier's: as of the last turn.
     is_still: bool,
+    /// Another host has been told what is there: as of the last turn.
+    is_named: bool,
+    /// Copies for whoever the VM moves to.
+    placing: Placing,
     /// Not begun: page-ins that a fault waits for, others, page-outs with the time they were asked for.
     demand: VecDeque<Job>,
     ahead: VecDeque<Job>,
@@ -155,6 +164,8 @@ impl RemoteTier {
             stands_since: Instant::now(),
             handover,
             is_still: false,
+            is_named: false,
+            placing: Placing::default(),
             demand: VecDeque::new(),
             ahead: VecDeque::new(),
             writes: VecDeque::with_capacity(2 * WAITING_MAX),
@@ -181,7 +192,8 @@ impl RemoteTier {
     /// Does what the daemon says of the space, and says whether a write may land.
     fn follow(&mut self) {
         let has_writes = !self.writes.is_empty() || self.writes_begun > 0 || !self.abandoned.is_empty();
-        let (standing, opened) = self.handover.follow(has_writes);
+        let followed = self.handover.follow(has_writes || !self.placing.is_still());
+        let Followed { standing, opened, is_named } = followed;
         if let Some(opened) = opened {
             self.replace(opened);
         }
@@ -189,6 +201,7 @@ impl RemoteTier {
             (self.standing, self.stands_since) = (standing, Instant::now());
         }
         self.is_still = standing == Standing::Held && !has_writes;
+        self.is_named = is_named;
     }
 
     /// Goes on as the owner that another client is. What was asked of the one before is asked of it again; what that was writing does
@@ -198,6 +211,7 @@ impl RemoteTier {
         self.udp.replace(udp);
         (self.space, self.maintain, self.counted_at) = (space, maintain, None);
         self.abandoned.clear();
+        self.placing.replace();
         let mut begun: Vec<(u64, Begun)> = self.begun.drain().collect();
         // The last first: each is put before all others.
         begun.sort_unstable_by_key(|(token, _)| std::cmp::Reverse(*token));
@@ -245,12 +259,38 @@ impl RemoteTier {
             self.writes_begun += 1;
             self.begun.insert(self.tokens, waiting);
         }
+        self.begin_placing();
         self.udp.flush();
+    }
+
+    /// The same for copies that go to another host with the space.
+    fn begin_placing(&mut self) {
+        for _ in 0..WRITES_STEP {
+            let Some((page, content)) = self.placing.next().filter(|_| self.placing.begun() < WRITES_MAX) else {
+                return;
+            };
+            let (now, number, token) = (self.udp.now(), PageNo(page.0), self.tokens + 1);
+            let put = |room: &mut Page| room.copy_from_slice(content);
+            if self.udp.client.write_with(now, self.space, number, Class::Eviction, token, put).is_err() {
+                // Its patience ends it.
+                self.is_refused = true;
+                return;
+            }
+            self.tokens += 1;
+            self.placing.note_begun(token);
+        }
+    }
+
+    /// The pool has not taken pages of late.
+    fn is_paused(&self) -> bool {
+        self.paused_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Whether a page could be asked for at once that was not.
     fn can_begin(&self) -> bool {
-        self.standing != Standing::Away && !self.is_refused && !self.writes.is_empty() && self.writes_begun < WRITES_MAX
+        let can_write = !self.writes.is_empty() && self.writes_begun < WRITES_MAX;
+        let can_place = self.placing.is_waiting() && self.placing.begun() < WRITES_MAX;
+        self.standing != Standing::Away && !self.is_refused && (can_write || can_place)
     }
 
     /// Does what is due, and says how long nothing more is.
@@ -263,6 +303,7 @@ impl RemoteTier {
             return Duration::ZERO;
         }
         let due = due.map_or(WRITE_PATIENCE, |due| due.saturating_duration_since(Instant::now()));
+        let due = if self.placing.is_busy() { due.min(PLACE_PATIENCE / 10) } else { due };
         if self.writes.is_empty() && self.writes_begun == 0 { due } else { due.min(WRITE_PATIENCE / 10) }
     }
 
@@ -272,6 +313,9 @@ impl RemoteTier {
             let (token, result) = match self.udp.client.swap_event(&mut self.page)? {
                 Event::Read { token, result } | Event::Written { token, result } => (token, result),
             };
+            if self.placing.note_ended(token, result) {
+                continue;
+            }
             let Some(Begun { job, .. }) = self.begun.remove(&token) else {
                 self.abandoned.remove(&token);
                 continue;
@@ -315,7 +359,7 @@ impl RemoteTier {
         let mut empty: Vec<bool> = self.map.slabs().iter().map(|pages| *pages == 0).collect();
         let waiting = self.demand.iter().chain(&self.ahead).chain(self.writes.iter().map(|begun| &begun.job));
         let begun = self.begun.values().map(|begun| &begun.job);
-        let asked = waiting.chain(begun).map(|job| job.page.chunk());
+        let asked = waiting.chain(begun).map(|job| job.page.chunk()).chain(self.placing.chunks());
         asked.chain(written).for_each(|chunk| empty[RemoteMap::slab_of(chunk)] = false);
         self.idle.resize(empty.len(), false);
         let both = (0..).zip(empty.iter().zip(&self.idle)).filter(|(_, (now, before))| **now && **before);
@@ -400,7 +444,7 @@ impl Tier for RemoteTier {
         if self.standing != Standing::Owner {
             return Takes::No;
         }
-        if !self.abandoned.is_empty() || self.paused_until.is_some_and(|until| Instant::now() < until) {
+        if !self.abandoned.is_empty() || self.placing.has_abandoned() || self.is_paused() {
             return Takes::No;
         }
         if self.writes.len() >= WAITING_MAX {
@@ -499,6 +543,30 @@ impl Tier for RemoteTier {
 
     fn handed_over(&self, chunk: ChunkIdx) -> PageSet {
         if self.is_still { self.map.of(chunk) } else { PageSet::EMPTY }
+    }
+
+    fn places(&self) -> Places {
+        if !self.is_still || self.is_named || self.placing.has_abandoned() || self.is_paused() {
+            return Places::No;
+        }
+        if self.placing.has_room() { Places::Now } else { Places::Later }
+    }
+
+    fn place(&mut self, first: PageIdx, content: Vec<u8>) {
+        self.placing.add(first, content, Instant::now());
+    }
+
+    fn next_placed(&mut self) -> Option<Placed> {
+        let now = Instant::now();
+        if self.placing.expire(now) {
+            self.paused_until = Some(now + WRITE_PAUSE);
+            tracing::warn!(vm = %self.vm, "the pool does not take pages of the VM's move: they go over the link");
+        }
+        self.placing.take_ended()
+    }
+
+    fn forget_placing(&mut self) {
+        self.placing.forget();
     }
 
     fn recover(&mut self, found: &mut dyn FnMut(ChunkIdx, PageSet)) -> Result<(), Errno> {

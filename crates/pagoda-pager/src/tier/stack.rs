@@ -19,7 +19,7 @@ use pagoda_sys::swapfile::SwapFile;
 use super::remote::RemoteNumbers;
 use super::report::Report;
 use super::swap::SwapTier;
-use super::{Begun, ByTier, Content, Ended, Io, Read, TIERS_MAX, Takes, Target, Tier, TierIdx, Write};
+use super::{Begun, ByTier, Content, Ended, Io, Placed, Places, Read, TIERS_MAX, Takes, Target, Tier, TierIdx, Write};
 use crate::latency::Histogram;
 use crate::share::Member;
 use crate::space::Space;
@@ -159,6 +159,29 @@ impl Stack {
         let owners = self.owners(chunk, pages);
         let each = self.levels.iter().zip(owners);
         each.fold(PageSet::EMPTY, |all, (level, owned)| all | (level.tier.handed_over(chunk) & owned))
+    }
+
+    /// Whether a tier takes copies for whoever the VM moves to.
+    pub fn places(&self) -> Places {
+        let each = self.levels.iter().map(|level| level.tier.places());
+        each.into_iter().find(|places| *places != Places::No).unwrap_or(Places::No)
+    }
+
+    /// Has the tier that takes copies write what these pages held. False: there is none.
+    #[must_use]
+    pub fn place(&mut self, first: PageIdx, content: Vec<u8>) -> bool {
+        let taker = self.levels.iter_mut().find(|level| level.tier.places() != Places::No);
+        taker.map(|level| level.tier.place(first, content)).is_some()
+    }
+
+    /// What became of a copy. Each is given once.
+    pub fn next_placed(&mut self) -> Option<Placed> {
+        self.levels.iter_mut().find_map(|level| level.tier.next_placed())
+    }
+
+    /// Nobody waits for copies any more.
+    pub fn forget_placing(&mut self) {
+        self.levels.iter_mut().for_each(|level| level.tier.forget_placing());
     }
 
     /// Has each tier read the pages that it has. A wanted page without a block is read from the swap file, whose holes are zeros.

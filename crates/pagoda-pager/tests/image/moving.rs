@@ -9,7 +9,7 @@ use pagoda_core::fault::Pages;
 use pagoda_core::stats::Metric;
 use pagoda_core::units::{ChunkIdx, PAGE_SIZE, PageCount};
 use pagoda_pager::arriving::Arriving;
-use pagoda_pager::handle::{Command, Content, Copied, CopyOrder, Look};
+use pagoda_pager::handle::{Command, Content, Copied, CopyOrder, Look, Way};
 
 use crate::fills::KINDS;
 use crate::vcpu::{check, check_all, write};
@@ -40,7 +40,7 @@ impl<'a> Mover<'a> {
         for (chunk, pages) in written {
             for run in pages.runs() {
                 let pages = Pages { chunk: *chunk, run };
-                self.engine.send(Command::CopyOut(CopyOrder { pages, to: self.sender.clone(), is_urgent: false }));
+                self.engine.send(Command::CopyOut(CopyOrder { pages, to: self.sender.clone(), is_urgent: false, way: Way::Send }));
             }
         }
         let count = written.iter().map(|(_, pages)| u64::from(pages.count())).sum();
@@ -54,7 +54,7 @@ impl<'a> Mover<'a> {
                 Content::Bytes(bytes) => self.to.store(pages, &bytes).unwrap(),
                 Content::Zeros => self.to.zero(pages).unwrap(),
                 Content::Failed(why) => panic!("{why}"),
-                Content::HandedOver => panic!("nothing is handed over"),
+                Content::HandedOver | Content::Placed => panic!("nothing is handed over"),
             }
         }
         count
@@ -270,7 +270,7 @@ fn what_cannot_be_read_is_said() {
     let _ = engine.handle.look_for_writes().unwrap();
     let (to, copies) = channel();
     let pages = Pages { chunk: ChunkIdx(0), run: Run { start: 0, len: 256 } };
-    engine.send(Command::CopyOut(CopyOrder { pages, to, is_urgent: false }));
+    engine.send(Command::CopyOut(CopyOrder { pages, to, is_urgent: false, way: Way::Send }));
     // It is over before all has come: whoever waits hears it.
     let mut bytes = 0;
     while let Ok(Copied { content, .. }) = copies.recv_timeout(PATIENCE) {
@@ -278,7 +278,7 @@ fn what_cannot_be_read_is_said() {
             Content::Bytes(content) => bytes += content.len() as u64,
             Content::Zeros => {}
             Content::Failed(why) => panic!("{why}"),
-            Content::HandedOver => panic!("nothing is handed over"),
+            Content::HandedOver | Content::Placed => panic!("nothing is handed over"),
         }
         if bytes > 0 {
             engine.send(Command::Move(false));

@@ -1,7 +1,7 @@
 //! `pagoda vm move` and `pagoda moves` on the command line.
 
 use clap::{Args, Subcommand};
-use pagoda_api::{MoveMode, MoveOnTimeout};
+use pagoda_api::{MoveMode, MoveOnTimeout, MoveSplit};
 
 use super::caps::{DramLimit, dram};
 use crate::units::{parse_millis, parse_rate, parse_seconds};
@@ -23,6 +23,7 @@ Examples:
   pagoda vm move web1 --to host2 --dry-run             would it fit, and how long would it take?
   pagoda vm move web1 --to host2 --shared-disks
   pagoda vm move web1 --to host2 --dram 512M           into less DRAM: the rest goes into swap there
+  pagoda vm move web1 --to host2 --dram 512M --split pool:   the rest goes into its remote tier, not over the link
   pagoda vm move web1 --to host2 --bandwidth 2G        at most 2 Gbit/s while the VM runs
   pagoda vm move web1 --to host2 --max-time 10m        given up after ten minutes
   pagoda vm move web1 --to host2 --max-time 10m --on-timeout slow-guest
@@ -45,6 +46,12 @@ pub struct MoveVm {
     /// How its memory goes over
     #[arg(long, value_enum, default_value_t = MoveMode::Auto)]
     pub mode: MoveMode,
+    /// What does not fit into its DRAM there goes into its remote tier instead of over the link, which sends the rest
+    ///
+    /// For VMs with a remote tier that etcd keeps (`--remote pool:`). The pool's servers take the cold part over links of their own, and
+    /// the VM finds it there. pool:2 wants a tier that keeps two copies of each page.
+    #[arg(long, value_name = "pool:[2]")]
+    pub split: Option<MoveSplit>,
     /// The most that is sent while the VM runs, in bits a second, such as 500M or 2G [default: what the link carries]
     #[arg(long, value_name = "BITS", value_parser = parse_rate)]
     pub bandwidth: Option<u64>,

@@ -59,6 +59,9 @@ pub fn status(status: &MoveStatus) -> String {
     if status.spared_bytes > 0 {
         lines.push(("zeros", format!("{}, not sent", format_size(status.spared_bytes))));
     }
+    if status.pool_bytes > 0 {
+        lines.push(("into the pool", format!("{}, not sent", format_size(status.pool_bytes))));
+    }
     lines.extend(ratio(status).map(|ratio| ("compression", ratio)));
     lines.push(("left", format_size(status.left_bytes)));
     if status.round > 0 {
@@ -118,7 +121,11 @@ pub fn plan(plan: &MovePlan) -> String {
         false => format!("does not fit: needs {}, and {} is not free", room(plan.needs), room(plan.lacks)),
     };
     // Writing into a String cannot fail.
-    let _ = write!(text, "; sends about {} (rest zero or given back); ", format_size(plan.sends_bytes));
+    let _ = write!(text, "; sends about {} (rest zero or given back)", format_size(plan.sends_bytes));
+    if plan.pool_bytes > 0 {
+        let _ = write!(text, ", {} into the pool", format_size(plan.pool_bytes));
+    }
+    text.push_str("; ");
     let rate = format_rate(plan.bytes_per_second);
     match (plan.time_ms, plan.downtime_ms) {
         (Some(time_ms), Some(downtime_ms)) => {
@@ -258,6 +265,9 @@ web1  to host2  copying      2  1.2G  819M     4G  936 Mbit/s    12 s  7.3 s    
             assert!(said.contains(expected), "{said}");
         }
         let said = status(&MoveStatus { spared_bytes: 3 << 30, saved_bytes: 1288490188, ..sample() });
+        assert!(!said.contains("into the pool"), "{said}");
+        let split = status(&MoveStatus { pool_bytes: 5 << 30, ..sample() });
+        assert!(split.contains("into the pool  5G, not sent\n"), "{split}");
         for part in ["zeros          3G, not sent\n", "compression    1.2G less, 2.0 to 1\n"] {
             assert!(said.contains(part), "{part:?} in {said}");
         }
@@ -275,6 +285,7 @@ web1  to host2  copying      2  1.2G  819M     4G  936 Mbit/s    12 s  7.3 s    
             free: MoveRoom::default(),
             sends_bytes: 2254857830,
             spared_bytes: 1 << 31,
+            pool_bytes: 0,
             bytes_per_second: 125_000_000,
             time_ms: Some(18_100),
             downtime_ms: Some(25),
@@ -290,6 +301,8 @@ web1  to host2  copying      2  1.2G  819M     4G  936 Mbit/s    12 s  7.3 s    
         let expected = "does not fit: needs 512M DRAM + 3.2G swap, and 1G swap is not free; sends about 2.1G (rest zero or given \
                         back); never ends at 1 Gbit/s, longer than the downtime\n";
         assert_eq!(said, expected);
+        let said = plan(&MovePlan { pool_bytes: 3 << 30, ..fits.clone() });
+        assert!(said.contains("sends about 2.1G (rest zero or given back), 3G into the pool; 19 s at"), "{said}");
         let with = |fate| MovePlan { remote: Some(MoveRemote { bytes: 2 << 30, fate }), ..fits.clone() };
         let said = plan(&with(RemoteFate::HandedOver));
         assert!(said.ends_with("pause 25 ms; 2G in the pool is handed over, and not sent\n"), "{said}");

@@ -145,6 +145,7 @@ fn wanted(name: &str, request: &MoveRequest) -> source::Request {
             MoveMode::Postcopy => Mode::Postcopy,
             MoveMode::Hybrid => Mode::Hybrid,
         },
+        split: request.split,
         shared_disks: request.shared_disks,
     }
 }
@@ -167,6 +168,7 @@ fn of_outgoing(progress: &Progress, outcome: MoveOutcome) -> MoveStatus {
         phase: phase_of(progress.phase),
         sent_bytes: progress.sent.0,
         spared_bytes: progress.spared.0,
+        pool_bytes: progress.placed.0,
         saved_bytes: progress.saved.0,
         left_bytes: progress.left.0,
         total_bytes: progress.total.0,
@@ -252,6 +254,7 @@ fn of_incoming(session: &Session, host: String, memory: u64) -> MoveStatus {
         phase: phase_of(progress.phase),
         sent_bytes: session.came().0,
         spared_bytes: 0,
+        pool_bytes: 0,
         saved_bytes: 0,
         left_bytes: progress.left,
         total_bytes: memory,

@@ -26,6 +26,7 @@ mod pages;
 pub mod progress;
 mod request;
 mod shown;
+mod split;
 mod standing;
 mod superseded;
 mod tail;
@@ -47,6 +48,7 @@ use pagoda_move::units::{AttemptId, HostKey, Moment};
 
 pub use self::asking::ask;
 pub use self::request::{Request, STOP_COST};
+pub use self::split::to_pool;
 pub use self::superseded::supersede;
 
 use self::check::{Checked, check};

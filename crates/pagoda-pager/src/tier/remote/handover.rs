@@ -50,6 +50,16 @@ struct State {
     losses: u64,
 }
 
+/// What the tier follows.
+#[derive(Debug)]
+pub(super) struct Followed {
+    pub standing: Standing,
+    /// Opened anew.
+    pub opened: Option<Opened>,
+    /// Another host has been told what is there.
+    pub is_named: bool,
+}
+
 /// See the module. Clones are of the same tier.
 #[derive(Clone, Debug)]
 pub struct Handover(Arc<Mutex<State>>);
@@ -173,12 +183,12 @@ impl Handover {
         self.state().pages = Some(pages);
     }
 
-    /// For the tier: how it stands, what was opened anew, and what it says of its writes.
-    pub(super) fn follow(&self, has_writes: bool) -> (Standing, Option<Opened>) {
+    /// For the tier, which says whether a write of it can land.
+    pub(super) fn follow(&self, has_writes: bool) -> Followed {
         let mut state = self.state();
         // One that is opened anew has no write under way, and is not held.
         state.is_still = state.standing == Standing::Held && !has_writes && state.opened.is_none();
-        (state.standing, state.opened.take())
+        Followed { standing: state.standing, opened: state.opened.take(), is_named: state.is_named }
     }
 
     /// For the tier: see [`Handover::set_pages`]. Given once.
@@ -197,7 +207,7 @@ mod tests {
         assert_eq!(handover.let_go(), Err(NotStill::Free));
         assert!(handover.hold() && !handover.is_still());
         assert_eq!(handover.let_go(), Err(NotStill::Writes), "the tier has said nothing yet");
-        assert_eq!(handover.follow(true).0, Standing::Held);
+        assert_eq!(handover.follow(true).standing, Standing::Held);
         assert_eq!(handover.let_go(), Err(NotStill::Writes));
         handover.follow(false);
         assert!(handover.is_still());
@@ -213,7 +223,7 @@ mod tests {
         assert_eq!((handover.let_go(), handover.standing()), (Ok(()), Standing::Away));
         // It does not come back by itself.
         assert!(!handover.end_hold() && !handover.hold());
-        assert_eq!((handover.let_go(), handover.follow(false).0), (Ok(()), Standing::Away));
+        assert_eq!((handover.let_go(), handover.follow(false).standing), (Ok(()), Standing::Away));
         let taken = Handover::new(Standing::Owner);
         taken.lose();
         assert_eq!(taken.standing(), Standing::Away);

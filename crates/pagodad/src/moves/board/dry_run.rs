@@ -12,6 +12,8 @@ use pagoda_move::rounds::{Mode, OnTimeout, Settings};
 use pagoda_move::units::Rate;
 use pagoda_move::wire::offer::Room;
 
+use crate::moves::source::to_pool;
+
 /// What QEMU has to say of devices: some hundred KiB, and more with a display.
 const STATE: Bytes = Bytes::from_mib(1);
 
@@ -28,11 +30,13 @@ pub fn plan(
     let in_pool = vm.remote.as_ref().map_or(0, |remote| remote.pool_bytes);
     let remote = fate.map(|fate| MoveRemote { bytes: in_pool, fate });
     let stays = if fate == Some(RemoteFate::HandedOver) { in_pool } else { 0 };
+    let dram = Bytes(request.dram.unwrap_or(vm.dram_limit_bytes));
+    let to_pool = request.split.map_or(0, |_| to_pool(vm, dram.0));
     let facts = Facts {
         pages: Bytes(vm.memory_bytes).pages_floor(),
         zero: Bytes(vm.zero_bytes).pages_floor(),
         freed: PageCount::ZERO,
-        there: Bytes(stays).pages_floor(),
+        there: Bytes(stays.saturating_add(to_pool)).pages_floor(),
         written: Rate(0),
         write_set: PageCount::ZERO,
         rate: Rate(ping.bytes_per_second),
@@ -47,7 +51,6 @@ pub fn plan(
         time_max: request.max_time_s.map(Duration::from_secs),
         on_timeout: OnTimeout::Abort,
     };
-    let dram = Bytes(request.dram.unwrap_or(vm.dram_limit_bytes));
     let planned = plan_move(&facts, &settings, &Offer { dram, pool: Bytes::ZERO, free: Room::default() });
     let lacks = MoveRoom {
         dram_bytes: reserved.memory_needed_bytes.saturating_sub(ping.look.memory_free_bytes),
@@ -62,7 +65,8 @@ pub fn plan(
         reserves: MoveRoom { dram_bytes: reserved.memory_needed_bytes, swap_bytes: reserved.swap_needed_bytes },
         free: MoveRoom { dram_bytes: ping.look.memory_free_bytes, swap_bytes: ping.look.swap_free_bytes },
         sends_bytes: planned.sends.0,
-        spared_bytes: planned.spared.0,
+        spared_bytes: planned.spared.0.saturating_sub(to_pool),
+        pool_bytes: to_pool,
         bytes_per_second: planned.rate.0,
         time_ms: planned.time.map(millis_ceil),
         downtime_ms: planned.pause.map(millis_ceil),
@@ -78,7 +82,7 @@ fn millis_ceil(span: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use pagoda_api::types::HostLook;
+    use pagoda_api::types::{HostLook, MoveSplit};
 
     use super::*;
 
@@ -140,6 +144,15 @@ mod tests {
         for (fate, sent) in [(RemoteFate::HandedOver, GIB), (RemoteFate::Copied, 2 * GIB)] {
             assert_eq!(sends(fate), (sent, Some(MoveRemote { bytes: GIB, fate })));
         }
+
+        // What does not fit goes there too, and not over the link.
+        let split = MoveRequest { dram: Some(GIB / 4), split: Some(MoveSplit::default()), ..MoveRequest::new("host2") };
+        let planned = plan(&with_tier, &ping(), &reserved(), &split, Some(RemoteFate::HandedOver), stop_cost);
+        assert_eq!((planned.sends_bytes, planned.pool_bytes), (GIB / 4, GIB - GIB / 4));
+        assert_eq!(planned.spared_bytes, 3 * GIB, "zeros, and what is there");
+        let all = MoveRequest { dram: Some(GIB), ..split };
+        let planned = plan(&with_tier, &ping(), &reserved(), &all, Some(RemoteFate::HandedOver), stop_cost);
+        assert_eq!((planned.sends_bytes, planned.pool_bytes), (GIB, 0));
 
         // More than is free, but nobody is promised it.
         let large = MoveRequest { dram: Some(2 * GIB), ..MoveRequest::new("host2") };

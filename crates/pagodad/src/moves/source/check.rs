@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use pagoda_api::in_full;
-use pagoda_api::types::{ApiError, ErrorCode, UNKNOWN_LAUNCH, VmSpec};
+use pagoda_api::types::{ApiError, ErrorCode, MoveSplit, UNKNOWN_LAUNCH, VmInfo, VmSpec};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_image::Qemu;
 use pagoda_link::Keypair;
@@ -14,12 +14,17 @@ use pagoda_move::units::{AttemptId, ConnectionNo, Generation, RegisterId};
 use pagoda_move::wire::PROTOCOL_VERSION;
 use pagoda_move::wire::limits::{REGIONS_MAX, VM_PAGES_MAX};
 use pagoda_move::wire::offer::{Capabilities, Hello, RegionFacts, Room};
+use pagoda_pager::tier::remote::RemoteNumbers;
+use rmap::client::Reach;
+use rmap::units::{PAGE_SIZE, SLAB_PAGES};
 
 use super::request::Request;
+use super::shown;
+use super::split::to_pool;
 use crate::moves::capabilities::ours;
 use crate::moves::specification::Specification;
 use crate::qmp::state::{self, RunState};
-use crate::record::OperationKind;
+use crate::record::{OperationKind, Record};
 use crate::registry::Registry;
 use crate::registry::operation::Ready;
 use crate::remote::handover;
@@ -47,6 +52,8 @@ pub struct Offer {
     /// Those of the arbiter that this host asks, if it may decide about this VM.
     pub register: Option<RegisterId>,
     pub specification: String,
+    /// What does not fit into its DRAM there goes into its remote tier.
+    pub is_split: bool,
 }
 
 /// Looks for all that can be wrong.
@@ -58,6 +65,11 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
     let refuse =
         |why: String, hint: Option<&str>| ApiError::new(ErrorCode::Refused, format!("{vm} does not move: {why}"), hint);
     let asked = |error: anyhow::Error| refuse(in_full(error.as_ref()), None);
+    let may_lack_pages = request.mode != Mode::Precopy || request.on_timeout == OnTimeout::Postcopy;
+    if request.split.is_some() && may_lack_pages {
+        let why = "only a VM that goes with all of its pages is split between its destination and a pool";
+        return Err(refuse(why.to_owned(), Some("use --split with --mode precopy, without --on-timeout postcopy")));
+    }
     let hosts = Hosts::in_dir(&registry.config.hosts.dir);
     let host = hosts.find(&request.to).map_err(asked)?.ok_or_else(|| {
         let hint = "`pagoda host ls` shows those that are, `pagoda host trust` adds one";
@@ -74,7 +86,9 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
     if let Some(reason) = handle.status().pinned.clone().or_else(|| record.spec.pinned.clone()) {
         return Err(refuse(format!("its memory is written by others, unseen: {reason}"), None));
     }
-    let may_lack_pages = request.mode != Mode::Precopy || request.on_timeout == OnTimeout::Postcopy;
+    if let Some(split) = request.split {
+        check_tier(record, split).map_err(|(why, hint)| refuse(why, Some(hint)))?;
+    }
     // One that is not handed over is copied, and is not the VM's any more there.
     let remote = handover::handed_over(record).cloned();
     handover::check_owned(record).map_err(asked)?;
@@ -110,8 +124,68 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
     let (machine, regions) = (qemu.clone(), memory.clone());
     let specification = Specification { launch, spec, memory: regions, qemu: machine, running: runs, remote };
     let specification = specification.to_text().map_err(asked)?;
-    let offer = Offer { vm: vm.clone(), qemu, memory, room, required, register, specification };
+    if let Some(split) = request.split {
+        check_room(registry, &ready, split, room.dram).map_err(|(why, hint)| refuse(why, Some(hint)))?;
+    }
+    let is_split = request.split.is_some();
+    let offer = Offer { vm: vm.clone(), qemu, memory, room, required, register, specification, is_split };
     Ok(Checked { ready, host, own, offer, runs })
+}
+
+/// Why a VM is not split, and what to do.
+type Unsplit = (String, &'static str);
+
+/// It has a remote tier that goes with it, and that keeps as many copies as are asked for.
+fn check_tier(record: &Record, split: MoveSplit) -> Result<(), Unsplit> {
+    let hint = "leave --split away, or start it with --remote pool: on a host whose pool is kept by etcd";
+    let remote = match (handover::handed_over(record), &record.remote) {
+        (Some(remote), _) => remote,
+        (None, Some(_)) => return Err(("the map of its remote tier is a file of this host".to_owned(), hint)),
+        (None, None) => return Err(("it has no remote tier that could take a part of it".to_owned(), hint)),
+    };
+    match split.copies.filter(|copies| *copies > remote.copies) {
+        None => Ok(()),
+        Some(copies) => {
+            let why = format!("its remote tier keeps {} copy of each page, and {copies} are asked for", remote.copies);
+            Err((why, "use --split pool:, or start it with --remote pool:copies=2"))
+        }
+    }
+}
+
+/// The servers of its tier have room for what does not fit into so much DRAM.
+fn check_room(registry: &Registry, ready: &Ready, split: MoveSplit, dram: Bytes) -> Result<(), Unsplit> {
+    let status = ready.handle.fresh_status();
+    let hint = "try again when `pagoda vm show` says what its pool has";
+    let (Some(numbers), Some(remote)) = (&status.remote, &ready.record.remote) else {
+        return Err(("nobody knows what its remote tier has room for".to_owned(), hint));
+    };
+    let vm = registry.get(&ready.record.name).map_err(|error| (error.message, hint))?;
+    if split.copies == Some(2) && numbers.whole < numbers.held {
+        let short = numbers.held - numbers.whole;
+        return Err((
+            format!("{short} parts of its remote tier have one copy only just now"),
+            "try again when they have two",
+        ));
+    }
+    let (needed, room) = (to_pool(&vm, dram.0), room_of(numbers, remote.copies, &vm));
+    if needed <= room {
+        return Ok(());
+    }
+    let size = |bytes| shown::size(Bytes(bytes));
+    let why =
+        format!("{} of it would go into its remote tier, whose servers have room for {}", size(needed), size(room));
+    Err((why, "give it more --dram, or the pool more servers, or leave --split away"))
+}
+
+/// What a tier can take beyond what it has, bytes. Its pages are in parts, each at as many servers as there are copies.
+fn room_of(numbers: &RemoteNumbers, copies: u8, vm: &VmInfo) -> u64 {
+    let up = numbers.servers.iter().filter(|server| server.reach == Reach::Up);
+    let free: Vec<u64> = up.map(|server| u64::from(server.free_slabs)).collect();
+    let (all, most) = (free.iter().sum::<u64>(), free.iter().max().copied().unwrap_or(0));
+    let more = if copies > 1 { (all / 2).min(all - most) } else { all };
+    let slabs = (numbers.held as u64).saturating_add(more);
+    let has = vm.remote.as_ref().map_or(0, |remote| remote.pool_bytes);
+    slabs.saturating_mul(SLAB_PAGES as u64 * PAGE_SIZE as u64).saturating_sub(has)
 }
 
 impl Offer {

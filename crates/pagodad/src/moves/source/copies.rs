@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use pagoda_core::units::{PAGE_SIZE, PageCount};
 use pagoda_move::map::PageRun;
 use pagoda_move::units::ConnectionNo;
-use pagoda_pager::handle::{Command, Content, Copied, CopyOrder, Handle};
+use pagoda_pager::handle::{Command, Content, Copied, CopyOrder, Handle, Way};
 
 use super::input::Input;
 use super::line::{Line, pages_of};
@@ -54,7 +54,19 @@ impl Copies {
     /// # Errors
     /// No thread can be had.
     pub fn order(&mut self, engine: &Handle, line: &Line, run: PageRun, is_urgent: bool) -> Result<()> {
-        let order = CopyOrder { pages: pages_of(run), to: self.to(line, is_urgent)?, is_urgent };
+        self.order_by(engine, line, run, (Way::Send, is_urgent))
+    }
+
+    /// Has a copy made into the tier that is handed over. It becomes an input all the same, with content if the tier does not take it.
+    ///
+    /// # Errors
+    /// No thread can be had.
+    pub fn order_into_tier(&mut self, engine: &Handle, line: &Line, run: PageRun) -> Result<()> {
+        self.order_by(engine, line, run, (Way::Place, false))
+    }
+
+    fn order_by(&mut self, engine: &Handle, line: &Line, run: PageRun, (way, is_urgent): (Way, bool)) -> Result<()> {
+        let order = CopyOrder { pages: pages_of(run), to: self.to(line, is_urgent)?, is_urgent, way };
         self.outstanding += run.count().0;
         self.on_the_way += run.count().bytes().0;
         engine.send(Command::CopyOut(order));
@@ -78,7 +90,7 @@ impl Copies {
                 let has = bytes.len() as u64;
                 ensure!(has == len * PAGE_SIZE, "the engine has copied {has} bytes of {len} pages");
             }
-            Content::Zeros | Content::HandedOver => {}
+            Content::Zeros | Content::HandedOver | Content::Placed => {}
         }
         let is_there = copied.pages.chunk.0 < self.pages.chunks_ceil().0;
         ensure!(is_there, "the engine has copied a chunk that the VM does not have");

@@ -8,11 +8,11 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use pagoda_core::bits::PageSet;
 use pagoda_core::fault::Pages;
 use pagoda_core::units::{Bytes, ChunkIdx, PAGE_SIZE, PageCount};
-use pagoda_move::map::PageMap;
+use pagoda_move::map::{PageMap, PageRun};
 use pagoda_move::rounds::{IoEpoch, Mode, Next, Phase, Progress, Rounds, Settings, Slowing, Step};
 use pagoda_move::units::{ConnectionNo, Moment, RoundNo};
 use pagoda_pager::handle::{Command, Content, Copied, Handle, Look};
@@ -21,6 +21,7 @@ use super::copies::Copies;
 use super::input::Input;
 use super::line::Line;
 use super::pages::Gone;
+use super::split::{Part, Split};
 
 /// Copies that were asked for and have not gone into a stream, bytes: what a fast disk and a fast network hide of each other.
 const ON_THE_WAY_MAX: u64 = 32 << 20;
@@ -31,6 +32,16 @@ const DRAIN_LOOK: Duration = Duration::from_millis(1);
 const LEARN_EVERY: Duration = Duration::from_millis(200);
 /// Of the time, at most one part in so many goes into it.
 const LEARN_PART: u32 = 20;
+
+/// What is copied.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// The VM's pages, and how many of them may be in DRAM at its destination.
+    pub pages: PageCount,
+    pub dram: PageCount,
+    /// What does not fit there goes into the remote tier, which is held.
+    pub is_split: bool,
+}
 
 /// What the rounds want.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +76,9 @@ pub struct Copying {
     learning: Option<Learning>,
     /// Pages of a remote tier that is handed over, which are not sent.
     handed_over: PageMap,
+    split: Option<Split>,
+    /// Bytes that the remote tier was given for the destination.
+    placed: Bytes,
     /// Nothing was sent before this connection.
     first: ConnectionNo,
     protected_at: IoEpoch,
@@ -77,26 +91,32 @@ pub struct Copying {
 }
 
 impl Copying {
-    /// Begins with all pages protected. `dram`: what the VM may have at its destination.
+    /// Begins with all pages protected.
     ///
     /// # Errors
     /// The engine cannot tell what is written.
     pub fn begin(
         engine: &Arc<Handle>,
         settings: Settings,
-        (pages, dram): (PageCount, PageCount),
+        extent: Extent,
         first: ConnectionNo,
         inputs: &Sender<Input>,
         now: Moment,
     ) -> Result<Copying> {
         engine.send(Command::Move(true));
-        let learning = (dram < pages).then(|| Learning { dram, next: Instant::now() + LEARN_EVERY });
+        let Extent { pages, dram, is_split } = extent;
+        // What goes where is decided once for a VM that is split.
+        let learning = (dram < pages && !is_split).then(|| Learning { dram, next: Instant::now() + LEARN_EVERY });
         if learning.is_some() {
             engine.send(Command::LearnHeat);
         }
         let look = look(engine)?;
         let protected_at = IoEpoch(look.protected_at);
-        let order = hot_first(engine, pages, dram)?;
+        let split = if is_split { Some(split(engine, pages, dram)?) } else { None };
+        let order = match &split {
+            Some(split) => split.order().to_vec(),
+            None => hot_first(engine, pages, dram)?,
+        };
         let mut rounds = Rounds::new(settings, pages, order, protected_at, None, now);
         rounds.set_oldest_io(IoEpoch(look.oldest_io));
         Ok(Copying {
@@ -107,6 +127,8 @@ impl Copying {
             copies: Copies::new(pages, inputs),
             learning,
             handed_over: PageMap::empty(pages),
+            split,
+            placed: Bytes::ZERO,
             first,
             protected_at,
             wait_until: Moment::default(),
@@ -153,8 +175,18 @@ impl Copying {
         let Pages { chunk, run } = copied.pages;
         let pages = PageSet::range(run.start, run.len);
         self.handed_over.remove_in(chunk, pages);
-        if matches!(copied.content, Content::HandedOver) {
-            self.handed_over.insert_in(chunk, pages);
+        if matches!(copied.content, Content::HandedOver | Content::Placed) {
+            let there = match (&copied.content, &mut self.split) {
+                (Content::Placed, Some(split)) => split.placed(chunk, pages),
+                (Content::Placed, None) => {
+                    bail!("the engine has put pages into the remote tier that nobody wanted there")
+                }
+                _ => pages,
+            };
+            self.handed_over.insert_in(chunk, there);
+            if matches!(copied.content, Content::Placed) {
+                self.placed += Bytes(u64::from(run.len) * PAGE_SIZE);
+            }
             let bytes = u64::from(run.len) * PAGE_SIZE;
             self.sent(connection, Gone { bytes, zeros: bytes, saved: 0 });
             return Ok(());
@@ -196,7 +228,7 @@ impl Copying {
             ensure!(Instant::now() < deadline, "direct I/O of the VM goes on although it stands still");
             thread::sleep(DRAIN_LOOK);
         }
-        self.handed_over.remove_all(&written);
+        self.forget_copies(&written);
         self.rounds.stopped(&written, now);
         if self.mode == Mode::Postcopy {
             // Nothing was sent, so the destination has zeros in every page.
@@ -207,6 +239,11 @@ impl Copying {
         }
         self.is_stopped = true;
         Ok(())
+    }
+
+    /// What has gone into the remote tier for the destination; what was written later counts too.
+    pub const fn placed(&self) -> Bytes {
+        self.placed
     }
 
     /// Pages of a remote tier that is handed over. The destination finds them there.
@@ -252,9 +289,7 @@ impl Copying {
             }
             self.learn()?;
             match self.rounds.next(now) {
-                Next::Send(run) => {
-                    self.copies.order(&self.engine, line, run, false)?;
-                }
+                Next::Send(run) => self.order(run, line)?,
                 Next::Wait(until) => self.wait_until = until,
                 // What is on the way would come behind the stop: it is part of the round, for its rate too.
                 Next::RoundEnd if self.copies.is_busy() => return Ok(Turn::Wait(None)),
@@ -286,6 +321,28 @@ impl Copying {
         Ok(())
     }
 
+    /// Has copies made, each by its way.
+    fn order(&mut self, run: PageRun, line: &Line) -> Result<()> {
+        let Some(split) = &self.split else { return self.copies.order(&self.engine, line, run, false) };
+        for part in split.parts(run, self.is_stopped) {
+            match part {
+                Part::Link(run) => self.copies.order(&self.engine, line, run, false)?,
+                Part::Tier(run) => self.copies.order_into_tier(&self.engine, line, run)?,
+                // From an earlier connection.
+                Part::There(run) => self.rounds.spare(run.count().bytes()),
+            }
+        }
+        Ok(())
+    }
+
+    /// What was copied of these pages is not what they hold any more.
+    fn forget_copies(&mut self, written: &PageMap) {
+        self.handed_over.remove_all(written);
+        if let Some(split) = &mut self.split {
+            split.written(written);
+        }
+    }
+
     /// After a fresh look. `None`: another round.
     fn decide(&mut self, now: Moment) -> Result<Option<Turn>> {
         let look = look(&self.engine)?;
@@ -294,7 +351,7 @@ impl Copying {
         self.protected_at = protected_at;
         let mut written = PageMap::empty(self.pages);
         add(&mut written, &look.written)?;
-        self.handed_over.remove_all(&written);
+        self.forget_copies(&written);
         self.rounds.written(&written, protected_at);
         self.rounds.set_oldest_io(IoEpoch(look.oldest_io));
         Ok(match self.rounds.decide(now) {
@@ -310,6 +367,18 @@ impl Copying {
             Step::GiveUp(why) => Some(Turn::GiveUp(why.to_string())),
         })
     }
+}
+
+/// What goes into the DRAM at the destination, and what does not fit there.
+///
+/// # Errors
+/// The engine does not say what is hot, or what is there.
+fn split(engine: &Handle, pages: PageCount, dram: PageCount) -> Result<Split> {
+    let order = hot_first(engine, pages, dram)?;
+    let content = engine.content().map_err(|why| anyhow!("it cannot be told what the VM holds: {why}"))?;
+    let mut holding = PageMap::empty(pages);
+    add(&mut holding, &content)?;
+    Ok(Split::new(&order, &holding, dram))
 }
 
 /// The chunks of the VM such that the hottest get the DRAM of the destination, which what comes first gets.

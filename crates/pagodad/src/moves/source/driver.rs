@@ -28,7 +28,7 @@ use pagoda_move::wire::{Control, PROTOCOL_VERSION};
 use pagoda_pager::handle::Command;
 
 use super::check::Offer;
-use super::copying::{Copying, Turn};
+use super::copying::{Copying, Extent, Turn};
 use super::guest::Guest;
 use super::input::Input;
 use super::line::{Called, Line};
@@ -437,12 +437,13 @@ impl Driver {
             return;
         }
         let (no, own) = (ConnectionNo(self.connections), &self.begun.own);
-        let size = (offer.pages(), offer.room.dram.pages_floor());
+        let (pages, dram) = (offer.pages(), offer.room.dram.pages_floor());
+        let extent = Extent { pages, dram, is_split: offer.is_split };
         self.hands_over = match self.begun.guest.hold_tier() {
             Ok(hands_over) => hands_over,
             Err(error) => return self.give_up(in_full(error.as_ref())),
         };
-        match Copying::begin(&engine, *settings, size, no, own, self.now()) {
+        match Copying::begin(&engine, *settings, extent, no, own, self.now()) {
             Ok(copying) => {
                 self.copying = Some(copying);
                 self.begun.stage = Stage::Copying;
@@ -660,7 +661,8 @@ impl Driver {
         };
         let mut shown = self.shown();
         (shown.phase, shown.elapsed, shown.downtime) = (phase, self.began.elapsed(), self.downtime);
-        shown::update(&mut shown, rounds.as_ref(), self.unreachable.as_deref());
+        let placed = self.copying.as_ref().map(Copying::placed);
+        shown::update(&mut shown, rounds.as_ref(), placed, self.unreachable.as_deref());
         shown.arbiter = Some(self.shown_arbiter(&shown.to));
         self.show_tail(&mut shown, rounds.map_or(Bytes::ZERO, |rounds| rounds.sent));
     }

@@ -107,7 +107,7 @@ fn send_pages<E>(
         }
         // Whoever orders copies does not hand it on.
         Content::Failed(why) => panic!("pages that could not be read: {why}"),
-        Content::HandedOver => panic!("pages of a tier that is handed over"),
+        Content::HandedOver | Content::Placed => panic!("pages of a tier that is handed over"),
     };
     let each: Vec<&[u8]> = content.chunks(PAGE).collect();
     assert_eq!((each.len(), content.len() % PAGE), (pages.run.len.into(), 0), "content of another size than its pages");

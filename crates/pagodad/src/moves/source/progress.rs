@@ -19,6 +19,8 @@ pub struct Progress {
     pub sent: Bytes,
     /// Bytes of pages that were named instead of sent.
     pub spared: Bytes,
+    /// Bytes of pages that went into the VM's remote tier instead, to be handed over with it.
+    pub placed: Bytes,
     /// Bytes by which compression has made what was sent smaller.
     pub saved: Bytes,
     /// To be sent, as far as is known now.
@@ -54,6 +56,7 @@ impl Progress {
             phase: "greeting",
             sent: Bytes::ZERO,
             spared: Bytes::ZERO,
+            placed: Bytes::ZERO,
             saved: Bytes::ZERO,
             left: total,
             total,

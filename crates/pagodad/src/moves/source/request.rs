@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use pagoda_api::types::MoveSplit;
 use pagoda_move::rounds::{Mode, OnTimeout, Settings};
 use pagoda_move::units::{AttemptId, Rate};
 
@@ -25,6 +26,8 @@ pub struct Request {
     pub max_time: Option<Duration>,
     pub on_timeout: OnTimeout,
     pub mode: Mode,
+    /// What does not fit into its DRAM there goes into its remote tier.
+    pub split: Option<MoveSplit>,
     /// Both hosts have the VM's disks at the same paths.
     pub shared_disks: bool,
 }

@@ -35,8 +35,14 @@ pub const fn phase(stage: Stage, rounds: Option<&rounds::Progress>) -> &'static 
     }
 }
 
-/// Takes in how far the rounds are, and why there is no connection.
-pub fn update(shown: &mut Progress, rounds: Option<&rounds::Progress>, unreachable: Option<&str>) {
+/// Takes in how far the rounds are, what has gone into the VM's remote tier, and why there is no connection.
+pub fn update(
+    shown: &mut Progress,
+    rounds: Option<&rounds::Progress>,
+    placed: Option<Bytes>,
+    unreachable: Option<&str>,
+) {
+    shown.placed = placed.unwrap_or(shown.placed);
     shown.waits = match (unreachable, rounds) {
         (Some(why), _) => Some(format!("the destination cannot be reached: {why}")),
         (None, rounds) => rounds.and_then(|rounds| waits_for(rounds.waits)),
@@ -44,7 +50,7 @@ pub fn update(shown: &mut Progress, rounds: Option<&rounds::Progress>, unreachab
     shown.write_delay = rounds.map_or(Duration::ZERO, |rounds| rounds.slowing.delay());
     if let Some(rounds) = rounds {
         (shown.sent, shown.left, shown.round) = (rounds.sent, rounds.left.bytes(), rounds.round.0);
-        (shown.spared, shown.saved) = (rounds.spared, rounds.saved);
+        (shown.spared, shown.saved) = (rounds.spared.saturating_sub(shown.placed), rounds.saved);
         (shown.rate, shown.written_rate) = (rounds.rate, rounds.written_rate);
         (shown.eta, shown.expected_downtime) = (rounds.remaining, rounds.expected_downtime);
     }

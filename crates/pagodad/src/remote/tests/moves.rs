@@ -6,7 +6,7 @@ use pagoda_image::ImageId;
 use pagoda_move::note::{Decision, Note, Offered, Owned};
 use pagoda_move::units::{AttemptId, HostKey};
 use pagoda_move::wire::control::DecidedBy;
-use pagoda_pager::tier::{Takes, Tier};
+use pagoda_pager::tier::{Places, Takes, Tier};
 
 use super::cluster::rig::{EtcdProcess, until};
 use super::cluster::{is_gone, notes, owner, start};
@@ -171,6 +171,38 @@ fn what_its_destination_went_on_with_is_not_taken_back() {
         assert!(said.contains("b has taken it over"), "{said}");
     }
     assert_eq!((write(&mut new, 4, 3), read(&mut new, 3)), (Ok(()), 2), "nothing was taken from it");
+}
+
+/// A held tier takes copies for another host. It is not let go as long as one may land, and what it has is named all the same.
+#[test]
+fn a_tier_takes_copies_while_it_is_held_and_its_pages_are_not_named() {
+    let etcd = EtcdProcess::start();
+    let (source, _lenders) = start("moves-copies", &etcd, &[1]);
+    let record = with(&owner(&source, &source.tier(1)), OperationKind::Move);
+    let file = source.dir.join("web1.far");
+    RemoteMap::create(&file, CHUNKS).unwrap().set(ChunkIdx(1), PageSet::single(0)).unwrap();
+    note(&source, Some(Note::Owned(Owned::Offered(offered()))));
+    let mut tier = for_engine(&source.dirs, &file, &record, CHUNKS, true).unwrap().unwrap();
+    let turn = |tier: &mut RemoteTier| tier.maintain(&mut std::iter::empty());
+    assert_eq!(tier.places(), Places::No);
+    handover::hold(&record).unwrap();
+    assert_eq!(tier.places(), Places::No, "it does not know yet");
+    turn(&mut tier);
+    assert!(tier.places() == Places::Now && handover::is_still(&record));
+    for chunk in 2..6 {
+        tier.place(ChunkIdx(chunk).page(0), vec![7; 64 * PAGE_SIZE]);
+    }
+    turn(&mut tier);
+    assert!(tier.places() == Places::Later && !handover::is_still(&record));
+    assert!(handover::let_go(&record).is_err(), "a copy may land");
+    assert_eq!((tier.handed_over(ChunkIdx(1)), tier.holds(ChunkIdx(2))), (PageSet::single(0), PageSet::EMPTY));
+    tier.forget_placing();
+    turn(&mut tier);
+    assert!(tier.next_placed().is_none() && tier.places() == Places::Now && handover::is_still(&record));
+    handover::name_pages(&record);
+    turn(&mut tier);
+    assert_eq!(tier.places(), Places::No);
+    handover::let_go(&record).unwrap();
 }
 
 /// An engine's tier is held, let go, and taken back by its host when the grant comes back. What is there is not sent.

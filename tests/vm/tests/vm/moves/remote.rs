@@ -1,6 +1,8 @@
 //! VMs with a remote tier move between two hosts of one pool. A tier that etcd keeps is handed over, and one in a host's own registry file
 //! is copied.
 
+mod split;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -29,15 +31,19 @@ struct Bench {
 
 impl Bench {
     fn start(lab: &Lab, in_etcd: bool) -> Result<Bench> {
+        Bench::start_with(lab, in_etcd, DRAM_MIB, SLABS)
+    }
+
+    fn start_with(lab: &Lab, in_etcd: bool, dram_mib: u64, slabs: u64) -> Result<Bench> {
         let tier = ["--remote", "pool:"].map(str::to_owned);
-        let options = GuestOptions { dram: Some(format!("{DRAM_MIB}M")), ..options(Qemu::System) };
+        let options = GuestOptions { dram: Some(format!("{dram_mib}M")), ..options(Qemu::System) };
         let options = GuestOptions { run_options: tier.to_vec(), ..options };
         let hosts = Hosts::start(lab, &options)?;
         connect(&hosts)?;
         let etcd = if in_etcd { Some(Etcd::start(lab.dir())?) } else { None };
         let address = etcd.as_ref().map(Etcd::address);
         let dir = lab.dir().join("pool");
-        let pool = Pool::start_at(&dir, &[SLABS], address.as_deref(), POOL)?;
+        let pool = Pool::start_at(&dir, &[slabs], address.as_deref(), POOL)?;
         let bench = Bench { hosts, pool, etcd, options };
         for host in [&bench.hosts.one, &bench.hosts.other] {
             let own = bench.pool_dir(&dir, host, address.as_deref(), lab)?;
@@ -66,16 +72,27 @@ impl Bench {
 
     /// A guest with pages in the pool.
     fn guest(&self, lab: &Lab) -> Result<(Rc<Guest>, Control)> {
-        let guest = self.hosts.guest(lab, &self.options)?;
-        let mut control = guest.control()?;
-        control.run("fill 160")?;
+        let (guest, control) = self.filled(lab)?;
         let one = &self.hosts.one;
         one.daemon.wait_vm("web1", "pages in the pool", wait::HANG, |info| in_pool(info) > 32 * MIB)?;
         Ok((guest, control))
     }
 
+    /// A guest with content.
+    fn filled(&self, lab: &Lab) -> Result<(Rc<Guest>, Control)> {
+        let guest = self.hosts.guest(lab, &self.options)?;
+        let mut control = guest.control()?;
+        control.run("fill 160")?;
+        Ok((guest, control))
+    }
+
     fn plan(&self) -> Result<MovePlan> {
-        let said = self.hosts.try_move(&self.hosts.one, &self.hosts.other, &["--dry-run", "--json"])?;
+        self.plan_with(&[])
+    }
+
+    fn plan_with(&self, more: &[&str]) -> Result<MovePlan> {
+        let words = [&["--dry-run", "--json"], more].concat();
+        let said = self.hosts.try_move(&self.hosts.one, &self.hosts.other, &words)?;
         ensure!(said.status.success(), "{}", text(&said.stderr));
         let plan: MovePlan = serde_json::from_slice(&said.stdout)?;
         println!("{plan:?}");
@@ -205,6 +222,7 @@ fn a_remote_tier_of_a_registry_file_is_copied() -> Result<()> {
         let (guest, _) = bench.guest(lab)?;
         let plan = bench.plan()?;
         ensure!(plan.remote.is_some_and(|remote| remote.fate == RemoteFate::Copied), "{plan:?}");
+        split::ensure_refused(hosts, &["--dram", "64M", "--split", "pool:"], 6, "a file of this host")?;
         hosts.moves(&hosts.one, &hosts.other, &DOWNTIME)?;
         ensure_moved(hosts, &hosts.one, &hosts.other)?;
         ensure!(hosts.other.daemon.vm("web1")?.remote.is_none(), "it has a remote tier there");

@@ -17,7 +17,7 @@ use pagoda_move::arrival::Arrival;
 use pagoda_move::rounds::{Mode, OnTimeout};
 use pagoda_move::units::AttemptId;
 use pagoda_move::wire::{Codec, Control, Data, RunKind};
-use pagoda_pager::handle::{Content, CopyOrder, Inbox, channel_pair};
+use pagoda_pager::handle::{Content, CopyOrder, Inbox, Way, channel_pair};
 
 use super::*;
 use crate::moves::channel::{Accepted, ControlSender, DataReceiver, STREAMS, connect};
@@ -31,6 +31,8 @@ struct Ram {
     bytes: Vec<u8>,
     written: BTreeSet<u64>,
     clock: u64,
+    /// What the pool has of each page.
+    pool: Vec<Option<u8>>,
 }
 
 impl Ram {
@@ -56,11 +58,32 @@ impl Ram {
         };
         Copied { pages, content }
     }
+
+    /// As a copy, but that the pool takes it.
+    fn place(&mut self, pages: Pages) -> Copied {
+        let copied = self.copy(pages);
+        if matches!(copied.content, Content::Zeros) {
+            return copied;
+        }
+        let first = pages.first().0 as usize;
+        for page in first..first + usize::from(pages.run.len) {
+            self.pool[page] = Some(self.bytes[page]);
+        }
+        Copied { pages, content: Content::Placed }
+    }
+
+    fn content(&self) -> Vec<(ChunkIdx, PageSet)> {
+        let mut map = PageMap::empty(PAGES);
+        (0..PAGES.0).filter(|page| self.bytes[*page as usize] != 0).for_each(|page| map.insert(PageIdx(page)));
+        map.filled().collect()
+    }
 }
 
 fn serve(inbox: &Inbox, ram: &Mutex<Ram>, is_over: &AtomicBool, seed: u64) {
     let mut chance = Chance::new(seed);
     let mut orders: Vec<CopyOrder> = Vec::new();
+    // The pool has acknowledged them.
+    let mut placed: Vec<(Sender<Copied>, Copied)> = Vec::new();
     while !is_over.load(Ordering::Relaxed) {
         match inbox.next() {
             Some(Command::LookForWrites(asker)) => drop(asker.send(Ok(ram.lock().unwrap().look()))),
@@ -69,11 +92,21 @@ fn serve(inbox: &Inbox, ram: &Mutex<Ram>, is_over: &AtomicBool, seed: u64) {
                 let in_dram = PAGES.chunks_ceil().iter().collect();
                 drop(asker.send(ChunkOrder { in_dram, ..ChunkOrder::default() }));
             }
+            Some(Command::AskContent(asker)) => drop(asker.send(ram.lock().unwrap().content())),
             Some(_) => {}
+            None if !placed.is_empty() && chance.per_mille(500) => {
+                let (to, copied) = placed.swap_remove(chance.within(0, placed.len() as u64 - 1) as usize);
+                drop(to.send(copied));
+            }
             // In any order.
             None if !orders.is_empty() => {
                 let order = orders.swap_remove(chance.within(0, orders.len() as u64 - 1) as usize);
-                drop(order.to.send(ram.lock().unwrap().copy(order.pages)));
+                // The pool takes most of what it may have.
+                if order.way == Way::Place && chance.per_mille(800) {
+                    placed.push((order.to, ram.lock().unwrap().place(order.pages)));
+                } else {
+                    drop(order.to.send(ram.lock().unwrap().copy(order.pages)));
+                }
             }
             None => thread::yield_now(),
         }
@@ -138,8 +171,15 @@ fn settings() -> Settings {
     }
 }
 
-/// Moves until all is there; the guest writes, and the connection is cut so often. Every other connection compresses pages.
-fn drive(called: &Host, own: &Keypair, engine: &Arc<Handle>, ram: &Mutex<Ram>, chance: &mut Chance, mut cuts: u32) {
+/// Moves until all is there, and gives what is in the pool instead. The guest writes, and the connection is cut so often. Every other connection compresses pages.
+fn drive(
+    (called, own): (&Host, &Keypair),
+    engine: &Arc<Handle>,
+    ram: &Mutex<Ram>,
+    chance: &mut Chance,
+    mut cuts: u32,
+    extent: Extent,
+) -> PageMap {
     let (own_inputs, inputs): (_, Receiver<Input>) = channel();
     let (began, mut no) = (Instant::now(), 1);
     let open = |no, round| {
@@ -152,8 +192,7 @@ fn drive(called: &Host, own: &Keypair, engine: &Arc<Handle>, ram: &Mutex<Ram>, c
     };
     let mut line = open(no, RoundNo(0));
     let mut copying =
-        Copying::begin(engine, settings(), (PAGES, PAGES), ConnectionNo(1), &own_inputs, Moment(began.elapsed()))
-            .unwrap();
+        Copying::begin(engine, settings(), extent, ConnectionNo(1), &own_inputs, Moment(began.elapsed())).unwrap();
     let mut writes = 600;
     loop {
         assert!(
@@ -168,7 +207,7 @@ fn drive(called: &Host, own: &Keypair, engine: &Arc<Handle>, ram: &Mutex<Ram>, c
             Ok(Input::Received(no, Control::RoundKept { round, .. }, _)) if no == line.no => {
                 let has_all = copying.kept(round);
                 if has_all {
-                    return;
+                    return copying.handed_over().clone();
                 }
             }
             _ => {}
@@ -194,10 +233,16 @@ fn drive(called: &Host, own: &Keypair, engine: &Arc<Handle>, ram: &Mutex<Ram>, c
 }
 
 fn check(seed: u64, cuts: u32) {
+    let extent = Extent { pages: PAGES, dram: PAGES, is_split: false };
+    assert!(check_with(seed, cuts, extent).is_empty());
+}
+
+/// Gives what went into the pool.
+fn check_with(seed: u64, cuts: u32, extent: Extent) -> PageMap {
     let mut chance = Chance::new(seed);
     let bytes = (0..PAGES.0).map(|_| if chance.per_mille(500) { 0 } else { chance.within(1, 255) as u8 }).collect();
     // The first look has all pages.
-    let ram = Ram { bytes, written: (0..PAGES.0).collect(), clock: 0 };
+    let ram = Ram { bytes, written: (0..PAGES.0).collect(), clock: 0, pool: vec![None; PAGES.0 as usize] };
     let (ram, is_over) = (Arc::new(Mutex::new(ram)), Arc::new(AtomicBool::new(false)));
     let (handle, inbox) = channel_pair().unwrap();
     let engine = {
@@ -232,12 +277,30 @@ fn check(seed: u64, cuts: u32) {
             }
         }
     });
-    drive(&host, &own, &Arc::new(handle), &ram, &mut chance, cuts);
+    let in_pool = drive((&host, &own), &Arc::new(handle), &ram, &mut chance, cuts, extent);
     is_over.store(true, Ordering::Relaxed);
     engine.join().unwrap();
     let (ram, arrived) = (ram.lock().unwrap(), arrived.lock().unwrap());
-    let wrong: Vec<usize> = (0..PAGES.0 as usize).filter(|page| ram.bytes[*page] != arrived.bytes[*page]).collect();
+    let has = |page: usize| match in_pool.contains(PageIdx(page as u64)) {
+        true => ram.pool[page],
+        false => Some(arrived.bytes[page]),
+    };
+    let wrong: Vec<usize> = (0..PAGES.0 as usize).filter(|page| Some(ram.bytes[*page]) != has(*page)).collect();
     assert!(wrong.is_empty(), "seed {seed}: pages {wrong:?} are not those of the guest");
+    in_pool
+}
+
+/// What does not fit is in the pool, or has come.
+#[test]
+fn what_is_in_the_pool_and_what_arrives_are_what_the_guest_has() {
+    for seed in 1..9 {
+        let extent = Extent { pages: PAGES, dram: PageCount(140), is_split: true };
+        let in_pool = check_with(seed, if seed % 2 == 0 { 3 } else { 0 }, extent);
+        println!("seed {seed}: {} pages in the pool", in_pool.count().0);
+        assert!(in_pool.count().0 > 32, "seed {seed}");
+        // The first chunk is the hottest, and fits.
+        assert!(in_pool.chunk(ChunkIdx(0)).is_empty(), "seed {seed}");
+    }
 }
 
 #[test]
