@@ -23,6 +23,7 @@ mod loss;
 mod migrate;
 mod mrc;
 mod nbd;
+mod outbox_control;
 mod overcommit;
 mod paging;
 mod pins;
@@ -173,7 +174,7 @@ fn run(args: &Cli) -> Result<bool> {
     // Before it is built: what is changed meanwhile is not what was measured.
     let crates = Crates::look()?;
     let names = names.into_iter().map(|name| Ok((name, name.code(&crates)?))).collect::<Result<Vec<_>>>()?;
-    let is_pure = |(name, _): &(Name, String)| matches!(name, Name::Queues | Name::Rmap | Name::Chain);
+    let is_pure = |(name, _): &(Name, String)| matches!(name, Name::Queues | Name::Rmap | Name::Chain | Name::OutboxControl);
     if setup.ours && !names.iter().all(is_pure) {
         Build::Bench.run()?;
     }
@@ -236,6 +237,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Export => export::run(setup),
         Name::Migrate => migrate::run(setup),
         Name::AfterMove => after_move::run(setup),
+        Name::OutboxControl => outbox_control::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }
     .with_context(|| format!("bench {}", name.text()))?;

@@ -91,6 +91,8 @@ pub enum Name {
     /// What runs in a VM after it has moved into half of its memory, against QEMU's own migration with kernel swap (figures 7 and 8 of the
     /// VMemDirect paper)
     AfterMove,
+    /// Sizes of outboxes by SLO in simulation, against the best fixed size and a PI controller
+    OutboxControl,
     /// All of them
     All,
 }
@@ -113,7 +115,7 @@ impl Name {
     fn measures(self) -> &'static [&'static str] {
         const HOST: &[&str] = &["pagodad", "pagoda", "pagoda-shim"];
         match self {
-            Self::Queues => &["pagoda-core"],
+            Self::Queues | Self::OutboxControl => &["pagoda-core"],
             Self::Chain => &["pagoda-image"],
             Self::Rmap => &["rmap-io"],
             Self::Nbd | Self::Failover | Self::Drain | Self::Loss | Self::Handover | Self::Disk | Self::Table1 => {
@@ -132,6 +134,7 @@ impl Name {
             Self::Fleet => Self::Far.text(),
             Self::Optional => Self::Restart.text(),
             Self::AfterMove => "after_move".to_owned(),
+            Self::OutboxControl => "outbox_control".to_owned(),
             one => one.text(),
         }
     }
