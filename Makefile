@@ -14,7 +14,7 @@ PROGRAMS = $(DEMO_PROGRAMS) -p pagoda-server
 .PHONY: all demo test bench ci install clean
 
 all:
-	cargo build --release $(PROGRAMS) -p xtask
+	cargo build --release $(PROGRAMS) -p pagoda-outbox-server -p xtask
 
 demo:
 	scripts/install-deps.sh demo
@@ -40,6 +40,7 @@ install: all
 	install -D -m 0755 target/release/pagoda $(DESTDIR)$(PREFIX)/bin/pagoda
 	ln -sf pagoda $(DESTDIR)$(PREFIX)/bin/pagoda-qemu
 	install -D -m 0755 target/release/pagoda-server $(DESTDIR)$(PREFIX)/lib/pagoda/pagoda-server
+	install -D -m 0755 target/release/pagoda-outbox $(DESTDIR)$(PREFIX)/lib/pagoda/pagoda-outbox
 	install -D -m 0644 target/release/libpagoda_shim.so $(DESTDIR)$(PREFIX)/lib/pagoda/libpagoda_shim.so
 	install -D -m 0644 packaging/pagodad.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagodad.service
 	install -D -m 0644 packaging/pagoda-pool.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagoda-pool.service

@@ -11,6 +11,7 @@
 //! | [`template`] | memory that clones of a snapshot read, and nobody can change |
 //! | [`peek`] | what another process maps and holds |
 //! | [`process`] | processes seen through /proc, wake-ups, limits |
+//! | [`tcp`] | what TCP knows of a connection |
 //! | [`host`] | kernel settings and the start-up self-test |
 //! | `allocations` | what a thread allocates, for tests (feature `test-kit`) |
 //! | `guest` | a VM's RAM as its VMM maps it, for tests (feature `test-kit`) |
@@ -31,6 +32,7 @@ pub mod ram;
 pub mod ring;
 pub mod socket;
 pub mod swapfile;
+pub mod tcp;
 pub mod template;
 #[cfg(test)]
 mod testing;

@@ -7,6 +7,7 @@ mod drain;
 mod hosts;
 mod moves;
 mod on_crash;
+mod outbox;
 mod pace;
 mod policy;
 mod snapshot;
@@ -28,6 +29,7 @@ pub use self::drain::HostDrain;
 pub use self::hosts::HostTrust;
 pub use self::moves::{MoveVm, Moves, OneMove};
 pub use self::on_crash::{CrashOptions, OnCrash};
+pub use self::outbox::OutboxOptions;
 pub use self::pace::Pace;
 pub use self::policy::{Admit, HostSet, SamplingOptions, WhatIf};
 pub use self::snapshot::{Removed, Restore, Rollback, Snapshots, TakeSnapshot};
@@ -147,6 +149,8 @@ Examples:
     pagoda run --name db --dram 2G --remote pool: -- qemu-system-x86_64 -m 8G -accel kvm db.qcow2
   Restored from its newest snapshot when QEMU crashes:
     pagoda run --name web1 --on-crash restore -- qemu-system-x86_64 -m 4G -accel kvm disk.qcow2
+  With an outbox of 256 MiB, whose files the host serves (guest: mount -t virtiofs outbox /mnt/out):
+    pagoda run --name enc1 --outbox 256M --outbox-listen 127.0.0.1:8080 -- qemu-system-x86_64 -m 4G -accel kvm disk.qcow2
   A program of yours:
     pagoda run --plain --name cache --memory 2G --dram 512M -- ./my-cache")]
 pub struct Run {
@@ -172,6 +176,8 @@ pub struct Run {
     pub no_vmgenid: bool,
     #[command(flatten)]
     pub crash: CrashOptions,
+    #[command(flatten)]
+    pub outbox: OutboxOptions,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -345,6 +351,10 @@ mod tests {
         check("pagoda vm autosnapshot a --off --every 1h", ErrorKind::ArgumentConflict);
         check("pagoda run --plain --name a -- x", ErrorKind::MissingRequiredArgument);
         check("pagoda run --dram 1 -- qemu", ErrorKind::ValueValidation);
+        check("pagoda run --outbox 1 -- qemu", ErrorKind::ValueValidation);
+        check("pagoda run --outbox 1K -- qemu", ErrorKind::ValueValidation);
+        check("pagoda run --outbox 1G --outbox-listen 8080 -- qemu", ErrorKind::ValueValidation);
+        check("pagoda run --outbox-listen 127.0.0.1:8080 -- qemu", ErrorKind::MissingRequiredArgument);
         check("pagoda top --interval 0", ErrorKind::ValueValidation);
         check("pagoda top --batch 0", ErrorKind::ValueValidation);
         check("pagoda vm set a --dram some", ErrorKind::ValueValidation);

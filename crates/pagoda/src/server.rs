@@ -10,8 +10,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// The program of the servers.
+/// The program of the servers, and the package that it is built from.
 const PROGRAM: &str = "pagoda-server";
+const PACKAGE: &str = "pagoda-server";
 
 /// Goes on as the server that this process's words ask for. clap has accepted them, and the server reads them again.
 ///
@@ -20,8 +21,7 @@ const PROGRAM: &str = "pagoda-server";
 /// # Errors
 /// The server's program is missing, or cannot be started.
 pub fn become_server() -> Result<()> {
-    let own = std::env::current_exe().context("find this program")?;
-    let program = find(own.parent().unwrap_or(Path::new("/")))?;
+    let program = find_beside_us(PROGRAM, PACKAGE)?;
     let mut words = std::env::args_os();
     let mut command = Command::new(&program);
     // Lists of processes show what the operator wrote.
@@ -29,16 +29,25 @@ pub fn become_server() -> Result<()> {
     Err(command.exec()).with_context(|| format!("start {}", program.display()))
 }
 
-/// Searches where a build and where an installation puts it. `exe_dir` is the directory of this command.
-fn find(exe_dir: &Path) -> Result<PathBuf> {
+/// Searches a program of ours where a build and where an installation puts it.
+///
+/// # Errors
+/// It is not there.
+pub fn find_beside_us(program: &str, package: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("find this program")?;
+    find(own.parent().unwrap_or(Path::new("/")), program, package)
+}
+
+/// `exe_dir` is the directory of this command.
+fn find(exe_dir: &Path, program: &str, package: &str) -> Result<PathBuf> {
     let prefix = exe_dir.parent().unwrap_or(exe_dir);
     let dirs = [exe_dir.to_owned(), prefix.join("lib/pagoda")];
-    if let Some(program) = dirs.iter().map(|dir| dir.join(PROGRAM)).find(|program| program.is_file()) {
+    if let Some(program) = dirs.iter().map(|dir| dir.join(program)).find(|program| program.is_file()) {
         return Ok(program);
     }
     bail!(
-        "{PROGRAM}, the program of servers and exporters, is neither in {} nor in {}: install it there (`make install` \
-         does), or build it beside this command (`cargo build -p {PROGRAM}`)",
+        "{program}, a program of Pagoda's, is neither in {} nor in {}: install it there (`make install` does), or build it \
+         beside this command (`cargo build -p {package}`)",
         dirs[0].display(),
         dirs[1].display()
     )
@@ -54,13 +63,13 @@ mod tests {
         let bin = dir.join("bin");
         std::fs::create_dir_all(&bin).unwrap();
         std::fs::create_dir_all(dir.join("lib/pagoda")).unwrap();
-        let said = find(&bin).unwrap_err().to_string();
+        let said = find(&bin, PROGRAM, PACKAGE).unwrap_err().to_string();
         assert!(["make install", "/bin ", "/lib/pagoda:"].iter().all(|part| said.contains(part)), "{said}");
         let installed = dir.join("lib/pagoda").join(PROGRAM);
         std::fs::write(&installed, "").unwrap();
-        assert_eq!(find(&bin).unwrap(), installed);
+        assert_eq!(find(&bin, PROGRAM, PACKAGE).unwrap(), installed);
         std::fs::write(bin.join(PROGRAM), "").unwrap();
-        assert_eq!(find(&bin).unwrap(), bin.join(PROGRAM));
+        assert_eq!(find(&bin, PROGRAM, PACKAGE).unwrap(), bin.join(PROGRAM));
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -85,6 +85,7 @@ pub fn run(words: Vec<String>) -> Result<()> {
             kind: VmKind::Qemu,
             program: program::find(&qemu.to_string_lossy())?,
             words,
+            outbox: None,
         },
     )
 }

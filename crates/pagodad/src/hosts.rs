@@ -14,7 +14,8 @@ use pagoda_link::hosts::{self, Host, Hosts};
 use pagoda_link::{Link, LinkError, NoHandshake, PublicKey};
 
 pub use self::serve::serve;
-use crate::moves::{self, arbiter};
+use crate::moves;
+use crate::moves::arbiter::shown;
 use crate::registry::Registry;
 
 fn of(registry: &Registry) -> Hosts {
@@ -33,7 +34,7 @@ pub fn list(registry: &Arc<Registry>) -> Result<HostList, ApiError> {
         name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         key: text(&own),
         listen: registry.config.hosts.listen.map(|listen| listen.to_string()),
-        arbiter: arbiter::of_host(&registry.moves.arbiter.standing()),
+        arbiter: shown::of_host(&registry.moves.arbiter.standing()),
     };
     let shown = |host: Host| TrustedHost { name: host.name, key: text(&host.key), address: host.address };
     Ok(HostList { own, hosts: hosts.into_iter().map(shown).collect() })

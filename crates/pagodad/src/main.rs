@@ -119,7 +119,7 @@ fn run(config: Config) -> Result<()> {
     start("disks", move || settling.settle_disks())?;
     start("images", move || counting.images.run(&|image| counting.image_is_filled(image)))?;
     let timing = Arc::clone(&registry);
-    moves::arbiter::start(&registry).context("start the thread of the arbiter")?;
+    moves::arbiter::worker::start(&registry).context("start the thread of the arbiter")?;
     moves::recovery::go_on(&registry).context("go on with moves")?;
     start("timetables", move || snapshots::timetables::run(&timing))?;
     let welcoming = Arc::clone(&registry);

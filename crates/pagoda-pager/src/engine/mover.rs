@@ -320,7 +320,7 @@ impl Mover {
         let later = self.later.front().map_or(Duration::MAX, |(until, _)| until.saturating_duration_since(now));
         let is_waiting = self.looking.is_some() && paging.machine().can_look().is_err();
         // Whatever ends wakes the loop.
-        let can_copy = !self.is_blocked && !(self.wanted.is_empty() && self.to_place.is_empty());
+        let can_copy = !self.is_blocked && (!self.wanted.is_empty() || !self.to_place.is_empty());
         let has_work = self.looking.is_some() || can_copy;
         let wait = match () {
             () if is_waiting => LATER * 5,

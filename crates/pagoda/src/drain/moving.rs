@@ -46,7 +46,7 @@ pub fn move_all(
         {
             match begin(client, vm, host, request) {
                 Ok(one) => moving.push(one),
-                Err(end) => say(&mut progress, &mut ended, end),
+                Err(end) => say(&mut progress, &mut ended, *end),
             }
         }
         if moving.is_empty() {
@@ -66,15 +66,22 @@ pub fn move_all(
     ended
 }
 
-fn begin<'a>(client: &Client, vm: &'a PlannedVm, host: &'a str, request: &MoveRequest) -> Result<Moving<'a>, Ended> {
+fn begin<'a>(
+    client: &Client,
+    vm: &'a PlannedVm,
+    host: &'a str,
+    request: &MoveRequest,
+) -> Result<Moving<'a>, Box<Ended>> {
     match client.move_vm(&vm.vm, &MoveRequest { to: host.to_owned(), ..request.clone() }) {
         Ok(MoveReply::Begun(status)) => Ok(Moving { vm: &vm.vm, host, followed: Followed::new(status) }),
-        Ok(MoveReply::Plan(_)) => Err(stays(&vm.vm, host, "the daemon has only planned it once more".to_owned())),
+        Ok(MoveReply::Plan(_)) => {
+            Err(stays(&vm.vm, host, "the daemon has only planned it once more".to_owned()).into())
+        }
         // It may have begun.
         Err(error) if error.is_unreachable() => {
-            Err(Ended { outcome: Outcome::Undecided, ..stays(&vm.vm, host, error.to_string()) })
+            Err(Ended { outcome: Outcome::Undecided, ..stays(&vm.vm, host, error.to_string()) }.into())
         }
-        Err(error) => Err(stays(&vm.vm, host, error.to_string())),
+        Err(error) => Err(stays(&vm.vm, host, error.to_string()).into()),
     }
 }
 

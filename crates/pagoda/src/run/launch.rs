@@ -7,8 +7,11 @@ use pagoda_api::Launch;
 use crate::qemu_args;
 
 /// Of a QEMU that this process becomes. Never refuses: what cannot be written down is listed instead.
-pub fn of(program: &Path, words: &[String]) -> Launch {
+pub fn of(program: &Path, words: &[String], has_outbox: bool) -> Launch {
     let mut unstartable = qemu_args::inherited_descriptors(words);
+    if has_outbox {
+        unstartable.push("--outbox: the files in it belong to this run".into());
+    }
     let mut text = |path: &Path, what: &str| {
         let text = path.to_str().unwrap_or_default();
         if text.is_empty() {

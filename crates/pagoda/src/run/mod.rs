@@ -10,6 +10,7 @@ mod launch;
 mod machines;
 pub mod moved;
 pub mod on_crash;
+mod outbox;
 pub mod program;
 mod restore;
 mod shim;
@@ -29,6 +30,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::{Errno, FdFlags};
 
 use self::on_crash::First;
+use self::outbox::Outbox;
 pub use self::restore::restore;
 use crate::cli;
 use crate::exit::UsageError;
@@ -51,6 +53,7 @@ pub struct Request {
     pub kind: VmKind,
     pub program: PathBuf,
     pub words: Vec<String>,
+    pub outbox: Option<Outbox>,
 }
 
 /// Never returns when all goes well.
@@ -73,6 +76,19 @@ pub fn run(client: &Client, options: cli::Run) -> Result<()> {
         VmKind::Qemu if !options.no_vmgenid => qemu_args::with_generation_id(name, words.to_vec()),
         _ => words.to_vec(),
     };
+    let outbox = match options.outbox.outbox {
+        Some(_) if kind == VmKind::Plain => {
+            return Err(UsageError("--outbox needs QEMU: it is a device of the guest".into()).into());
+        }
+        Some(_) if options.crash.on_crash.is_some() => {
+            return Err(UsageError(
+                "--outbox and --on-crash exclude each other: a VM with an outbox has no snapshots".into(),
+            )
+            .into());
+        }
+        Some(space_bytes) => Some(Outbox::new(space_bytes, options.outbox)?),
+        None => None,
+    };
     let request = Request {
         name: options.name,
         memory_bytes: options.memory,
@@ -80,6 +96,7 @@ pub fn run(client: &Client, options: cli::Run) -> Result<()> {
         kind,
         program: program::find(name)?,
         words,
+        outbox,
     };
     let ready = Ready::new(request)?;
     match on_crash::duty(options.crash.on_crash)? {
@@ -127,7 +144,9 @@ impl Ready {
             }
             VmKind::Qemu => {
                 let ram_id = |machine: Option<&str>| machines::ram_id(&request.program, machine);
-                Some(qemu_args::plan(&request.words, request.memory_bytes, ram_id)?)
+                let device = request.outbox.iter().flat_map(Outbox::qemu_words);
+                let words: Vec<String> = request.words.iter().cloned().chain(device).collect();
+                Some(qemu_args::plan(&words, request.memory_bytes, ram_id)?)
             }
         };
         let vm = vm_of(&request, plan.as_ref())?;
@@ -160,6 +179,9 @@ impl Ready {
         let created = Unattached { client, vm: make(&vm)? };
         shim::check(&created.vm.shim, plan.is_some())?;
         let monitor = fetch(&created.vm)?;
+        if let Some(outbox) = &request.outbox {
+            outbox.start(&created.vm.name)?;
+        }
         let mut command = command(&request, plan.as_ref(), &created.vm, vm.memory.len(), monitor.as_ref())?;
         if is_in_background {
             command.stdin(Stdio::null());
@@ -195,7 +217,7 @@ fn vm_of(request: &Request, plan: Option<&Plan>) -> Result<CreateVm> {
     };
     let pinned = plan.and_then(|plan| plan.pinned.clone());
     let spec = VmSpec { pinned, ..request.spec.clone() };
-    let launch = plan.map(|_| launch::of(&request.program, &request.words));
+    let launch = plan.map(|_| launch::of(&request.program, &request.words, request.outbox.is_some()));
     Ok(CreateVm { name, memory, kind: request.kind, spec, launch })
 }
 

@@ -63,6 +63,7 @@ pub(super) fn ready(
         kind: VmKind::Qemu,
         program,
         words,
+        outbox: None,
     })?;
     ensure!(
         ready.memory() == snapshot.memory,

@@ -19,7 +19,7 @@ use pagoda_move::owner::End;
 use pagoda_move::rounds::{Mode, OnTimeout};
 use pagoda_move::units::AttemptId;
 
-use super::arbiter;
+use super::arbiter::shown;
 use super::sessions::{Arrived, Input, Session};
 use super::source;
 use super::source::progress::{Ended, Progress};
@@ -46,7 +46,7 @@ pub fn begin(registry: &Arc<Registry>, name: &str, request: &MoveRequest) -> Res
         let reserved = registry.would_admit(&such)?;
         let fate = registry.lock().get(name).and_then(|vm| handover::fate(&vm.record));
         let plan = dry_run::plan(&vm, &ping, &reserved, request, fate, source::STOP_COST);
-        let arbiter = arbiter::of_plan(&registry.moves.arbiter.standing(), has_arbiter, &ping.name);
+        let arbiter = shown::of_plan(&registry.moves.arbiter.standing(), has_arbiter, &ping.name);
         return Ok(MoveReply::Plan(MovePlan { arbiter: Some(arbiter), ..plan }));
     }
     source::begin(registry, &wanted(name, request))?;

@@ -22,9 +22,17 @@ const CONSOLE: (u32, u32) = (5, 1);
 pub const TOOLS: [&str; 3] = ["memtester", "stress-ng", "swapon"];
 
 /// What a client of a pool runs, as an administrator would by hand: a shell, and what makes disks, swap and file systems.
-pub const CLIENT_TOOLS: [&str; 15] = [
+/// For outboxes also what computes and compares files.
+pub const CLIENT_TOOLS: [&str; 22] = [
     "dash",
     "cat",
+    "dd",
+    "df",
+    "gzip",
+    "ls",
+    "mv",
+    "sha256sum",
+    "touch",
     "grep",
     "mkfifo",
     "mkdir",

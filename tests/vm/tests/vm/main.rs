@@ -16,6 +16,7 @@ mod oldest;
 mod operations;
 mod optional;
 mod options;
+mod outbox;
 mod overcommit;
 mod pins;
 mod policy;

@@ -14,8 +14,8 @@ const ENOUGH: f64 = 0.8;
 const SETTLED_PERIODS: usize = 5;
 /// Steps of the search for the best fixed size: the interval is halved each time, to 2 %.
 const SEARCH_STEPS: u32 = 8;
-/// Periods of one such run: the part of windows above is known to about a hundredth.
-const SEARCH_PERIODS: usize = 2000;
+/// Periods of one such run: the part of windows above is known to less than a hundredth.
+const SEARCH_PERIODS: usize = 3000;
 
 /// What a phase of one or several runs was like.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

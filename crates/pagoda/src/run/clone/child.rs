@@ -71,6 +71,7 @@ pub fn become_qemu(start: Start) -> Result<()> {
         kind: VmKind::Qemu,
         program,
         words,
+        outbox: None,
     };
     let client = Client::new(socket);
     Ready::new(request)?.start(&client, |_| Ok(vm))

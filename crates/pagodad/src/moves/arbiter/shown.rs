@@ -1,13 +1,9 @@
 //! The arbiter in words: whether it decides about a move, what it has said, and whether it is there.
 
 use pagoda_api::types::{HostArbiter, MoveArbiter};
-use pagoda_move::owner::Registered;
 use pagoda_move::units::{HostKey, RegisterId};
 
-use super::Standing;
-
-/// What has come of the questions of a move: none was answered yet, the last one was not, or what the register has.
-pub type Said = Option<Option<Registered>>;
+use super::{Said, Standing};
 
 const GRANT_ALONE: &str = "the grant alone decides";
 
@@ -81,6 +77,7 @@ fn absent(standing: &Standing, peer: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pagoda_move::owner::Registered;
     use pagoda_move::units::Generation;
 
     use super::*;

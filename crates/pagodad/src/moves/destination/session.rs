@@ -16,9 +16,9 @@ use pagoda_move::units::{AttemptId, Moment};
 use pagoda_move::wire::offer::{Reason, ReasonKind};
 use pagoda_move::wire::{Control, Malformed};
 
-use self::arbiter::Answers;
 use super::tail::Tail;
 use super::vm::{self, Wanted};
+use crate::moves::arbiter::Answers;
 use crate::moves::channel::ControlSender;
 use crate::moves::claims::Claim;
 use crate::moves::sessions::{Arriving, INPUTS_MAX, Input, LinkNo, Progress};
@@ -179,21 +179,7 @@ impl Session {
                     self.apply(DestinationEvent::LinkDown);
                 }
             }
-            Input::Message(number, message) => {
-                // What is left of an earlier stream is said again on the later one.
-                let is_current = self.link.as_ref().is_some_and(|(current, _)| *current == number);
-                let is_part = matches!(
-                    message,
-                    Control::Missing { .. }
-                        | Control::RemoteMap { .. }
-                        | Control::State { .. }
-                        | Control::StateEnd { .. }
-                        | Control::Resume { .. }
-                );
-                if is_current || !is_part {
-                    self.receive(&message);
-                }
-            }
+            Input::Message(number, message) => self.hear(number, &message),
             Input::RoundKept(round) => {
                 self.show(|progress| progress.rounds = round.0 + 1);
                 self.send(&Control::RoundKept { attempt: self.attempt, round });
@@ -247,6 +233,22 @@ impl Session {
                 self.refuse(why);
                 self.apply(DestinationEvent::CannotPrepare);
             }
+        }
+    }
+
+    fn hear(&mut self, number: LinkNo, message: &Control) {
+        // What is left of an earlier stream is said again on the later one.
+        let is_current = self.link.as_ref().is_some_and(|(current, _)| *current == number);
+        let is_part = matches!(
+            message,
+            Control::Missing { .. }
+                | Control::RemoteMap { .. }
+                | Control::State { .. }
+                | Control::StateEnd { .. }
+                | Control::Resume { .. }
+        );
+        if is_current || !is_part {
+            self.receive(message);
         }
     }
 

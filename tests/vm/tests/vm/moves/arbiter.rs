@@ -45,7 +45,13 @@ fn cut_at(scene: &mut Scene, moment: Moment, way: Way, meanwhile: impl FnOnce(&S
     scene.begin_work(moment, Fault::Late(Duration::ZERO))?;
     let (from, to) = (scene.host(scene.at), scene.host(1 - scene.at));
     let moving = begin(from, to, &HOW)?;
-    let (held, there): (Held<'_>, _) = scene.reach(moment)?;
+    let (held, there): (Held<'_>, _) = match scene.reach(moment) {
+        Ok(reached) => reached,
+        Err(error) => {
+            let said = end(moving, &[MOVED]).unwrap_or_else(|error| format!("{error:#}"));
+            return Err(error.context(said));
+        }
+    };
     let shown = move_of(from).context("nothing is known of it")?;
     ensure!(shown.arbiter.as_ref().is_some_and(|arbiter| arbiter.decides), "{shown:?}");
     scene.hosts.network.cut(way)?;

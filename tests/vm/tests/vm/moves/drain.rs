@@ -31,9 +31,13 @@ fn a_host_is_drained_to_two_others() -> Result<()> {
         let hosts = Hosts::start(lab, &options(0))?;
         let third = hosts.third(lab, &options(0))?;
         let guests: Vec<Rc<Guest>> = (0..vms).map(|index| hosts.guest(lab, &options(index))).collect::<Result<_>>()?;
-        for guest in &guests {
-            guest.control()?.run("fill 20")?;
+        // A guest says once that it is ready, to whoever listens then.
+        let mut controls = guests.iter().map(|guest| guest.restored_control()).collect::<Result<Vec<_>>>()?;
+        for control in &mut controls {
+            control.wait_ready()?;
+            control.run("fill 20")?;
         }
+        drop(controls);
         let before = names(&hosts.one)?;
         let to = ["host", "drain", "--to", "host2,host3"];
 

@@ -31,6 +31,8 @@ const FILL: &str = "fill 32";
 /// So that a fault finds the move in its rounds.
 pub const HOW: [&str; 5] = ["--shared-disks", "--downtime", "2s", "--bandwidth", "320M"];
 const DISK_MIB: u64 = 16;
+/// Whether it could move.
+const READY: [&str; 2] = ["--shared-disks", "--dry-run"];
 
 /// What a move is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,6 +205,10 @@ impl Scene {
         scene.etcd = Some(etcd);
         scene.hosts.wait_connected()?;
         scene.wait_arbiter()?;
+        // A VM that a daemon has just taken over does not move yet.
+        let is_ready =
+            || Ok(scene.hosts.try_move(&scene.hosts.one, &scene.hosts.other, &READY)?.status.success().then_some(()));
+        wait::until("it can move", wait::HANG, is_ready)?;
         Ok(scene)
     }
 

@@ -165,8 +165,9 @@ impl Hosts {
         let third = host(lab, 2, &self.network.namespaces[1], &self.seen, &Place::default())?;
         third.configure(&third.accepts(options)?)?;
         third.daemon.start_again()?;
-        for (who, whom) in [(&self.one, &third), (&third, &self.one)] {
-            self.trust(who, whom)?;
+        let both = [(&self.one, &third), (&third, &self.one)];
+        both.into_iter().try_for_each(|(who, whom)| self.trust(who, whom))?;
+        for (who, whom) in both {
             let ping = || Ok(who.daemon.client().ping(whom.name).ok());
             wait::until(&format!("{} answers", whom.name), wait::HANG, ping)?;
         }

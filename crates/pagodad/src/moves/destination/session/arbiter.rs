@@ -1,29 +1,13 @@
 //! What the thread of a VM that comes has to do with the arbiter. Neither waits for the other.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
-
-use pagoda_move::owner::{Claim, DestinationEvent, Registered};
+use pagoda_move::owner::{Claim, DestinationEvent};
 
 use super::Session;
-use crate::moves::arbiter::{Said, of_destination};
+use crate::moves::arbiter::shown::of_destination;
 use crate::moves::sessions::Input;
 
-/// Answers beside the session's other inputs, for which whoever brings them may have to wait. One question is asked at a time.
-#[derive(Debug)]
-pub struct Answers {
-    sender: Sender<Option<Registered>>,
-    received: Receiver<Option<Registered>>,
-    said: Said,
-}
-
-impl Default for Answers {
-    fn default() -> Answers {
-        let (sender, received) = channel();
-        Answers { sender, received, said: None }
-    }
-}
-
 impl Session {
+    /// The answer comes beside the session's other inputs, for which whoever brings them may have to wait.
     pub(super) fn ask_arbiter(&self, claim: Claim) {
         let (answers, own) = (self.answers.sender.clone(), self.own.clone());
         let answer = move |answer| {

@@ -6,7 +6,7 @@ use pagoda_move::units::RegisterId;
 use pagoda_move::wire::offer::Capabilities;
 
 use super::{Driver, Input, Stage};
-use crate::moves::arbiter;
+use crate::moves::arbiter::shown;
 
 impl Driver {
     /// The destination asks the same one, if it has said so. Before it has anything of the VM.
@@ -36,6 +36,6 @@ impl Driver {
         let is_welcome = !matches!(self.begun.stage, Stage::Greeting);
         let answered = (self.said, moves.me(), to);
         let register = owner.offered().register;
-        arbiter::of_source(&moves.arbiter.standing(), register, is_welcome, owner.is_arbitrated(), answered)
+        shown::of_source(&moves.arbiter.standing(), register, is_welcome, owner.is_arbitrated(), answered)
     }
 }

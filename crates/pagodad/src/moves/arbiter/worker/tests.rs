@@ -8,6 +8,7 @@ use rustix::process::Signal;
 
 use super::*;
 use crate::config::MovesConfig;
+use crate::moves::arbiter::Arbiter;
 use crate::registry::tests::registry;
 use crate::remote::tests::cluster::rig::{EtcdProcess, HANG, until};
 

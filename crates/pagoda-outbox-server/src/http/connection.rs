@@ -1,0 +1,277 @@
+//! Connections of clients: what has been written to each, and what of it has been acknowledged.
+//!
+//! A body hands over one piece and then waits until it has been written to the socket ([`Connection::is_flushed`]). hyper
+//! flushes when nothing is left of it, and then the number of bytes written so far is the piece's *mark*. When the kernel
+//! says that as many bytes have been acknowledged (SIOCOUTQ), the space is told. So nothing is given back that a client may
+//! still need to have sent again.
+//!
+//! A connection that its server side has closed is kept until its last bytes are acknowledged, or for [`STALL_MAX`].
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use pagoda_outbox::ReaderId;
+use pagoda_sys::tcp::unacknowledged;
+use rustix::net::Shutdown;
+
+use crate::outbox::Outbox;
+
+/// Connections at the same time; more are closed at once.
+const CONNECTIONS_MAX: usize = 256;
+/// A client that takes nothing of what is sent to it for so long is cut off: its bytes would stay in memory for ever.
+const STALL_MAX: Duration = Duration::from_secs(60);
+/// A client that asks for nothing for so long is cut off.
+const IDLE_MAX: Duration = Duration::from_secs(120);
+/// How often connections are looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Clone, Copy)]
+enum Mark {
+    /// When so many bytes of the stream are acknowledged, the reader's are up to `position`.
+    Delivered { stream: u64, reader: ReaderId, position: u64 },
+    /// The reader has ended here.
+    Detach { stream: u64, reader: ReaderId },
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// A second descriptor of the socket. Kept until everything is acknowledged.
+    socket: Option<OwnedFd>,
+    written: u64,
+    /// Handed over and not yet flushed.
+    pending: Option<(ReaderId, u64)>,
+    marks: VecDeque<Mark>,
+    /// The body that waits for a flush.
+    waker: Option<Waker>,
+    /// Bodies that are being sent.
+    bodies: usize,
+    is_closed: bool,
+    acknowledged: u64,
+    moved: Instant,
+}
+
+#[derive(Debug)]
+pub struct Connection {
+    outbox: Arc<Outbox>,
+    inner: Mutex<Inner>,
+}
+
+impl Connection {
+    fn new(outbox: Arc<Outbox>, socket: OwnedFd) -> Connection {
+        let inner = Inner {
+            socket: Some(socket),
+            written: 0,
+            pending: None,
+            marks: VecDeque::new(),
+            waker: None,
+            bodies: 0,
+            is_closed: false,
+            acknowledged: 0,
+            moved: Instant::now(),
+        };
+        Connection { outbox, inner: Mutex::new(inner) }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn begin(&self) {
+        self.inner().bodies += 1;
+    }
+
+    /// The reader has no more to send; it is detached when what it has sent is acknowledged.
+    pub fn finish(&self, reader: ReaderId) {
+        let mut inner = self.inner();
+        inner.bodies -= 1;
+        let stream = match inner.pending {
+            // What was not flushed will not be known to have arrived. If it is flushed all the same, that is noted before.
+            Some((pending, _)) if pending == reader => u64::MAX,
+            _ => inner.written,
+        };
+        inner.marks.push_back(Mark::Detach { stream, reader });
+        drop(inner);
+        self.look();
+    }
+
+    /// Whether everything that was handed over has been written to the socket; if not, `waker` is woken then.
+    pub fn is_flushed(&self, waker: &Waker) -> bool {
+        self.look();
+        let mut inner = self.inner();
+        if inner.pending.is_some() {
+            inner.waker = Some(waker.clone());
+        }
+        inner.pending.is_none()
+    }
+
+    pub fn hand_over(&self, reader: ReaderId, position: u64) {
+        self.inner().pending = Some((reader, position));
+    }
+
+    pub fn note_written(&self, bytes: usize) {
+        let mut inner = self.inner();
+        inner.written += bytes as u64;
+        inner.moved = Instant::now();
+    }
+
+    pub fn note_read(&self) {
+        self.inner().moved = Instant::now();
+    }
+
+    /// hyper has nothing left to write.
+    pub fn note_flushed(&self) {
+        let mut inner = self.inner();
+        let stream = inner.written;
+        if let Some((reader, position)) = inner.pending.take() {
+            let at = inner.marks.iter().position(|mark| matches!(mark, Mark::Detach { stream: u64::MAX, .. }));
+            let delivered = Mark::Delivered { stream, reader, position };
+            match at {
+                Some(at) => {
+                    inner.marks.insert(at, delivered);
+                    for mark in inner.marks.iter_mut().skip(at) {
+                        if let Mark::Detach { stream: end @ u64::MAX, .. } = mark {
+                            *end = stream;
+                        }
+                    }
+                }
+                None => inner.marks.push_back(delivered),
+            }
+        }
+        if let Some(waker) = inner.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// hyper has let go of the connection.
+    pub fn note_closed(&self) {
+        let mut inner = self.inner();
+        inner.is_closed = true;
+        inner.pending = None;
+        let written = inner.written;
+        for mark in &mut inner.marks {
+            if let Mark::Detach { stream: end @ u64::MAX, .. } = mark {
+                *end = written;
+            }
+        }
+        if let Some(socket) = &inner.socket {
+            let _ = rustix::net::shutdown(socket, Shutdown::Both);
+        }
+        inner.moved = Instant::now();
+        drop(inner);
+        self.look();
+    }
+
+    /// Tells the space what has been acknowledged.
+    fn look(&self) {
+        let mut inner = self.inner();
+        if inner.marks.is_empty() {
+            return;
+        }
+        let queued = inner.socket.as_ref().and_then(|socket| unacknowledged(socket).ok());
+        // After that, so that the last acknowledgement before its end counts.
+        let is_gone =
+            inner.is_closed && inner.socket.as_ref().is_none_or(|socket| rustix::net::getpeername(socket).is_err());
+        let acknowledged = queued.map_or(0, |queued| inner.written.saturating_sub(queued));
+        if acknowledged > inner.acknowledged {
+            inner.acknowledged = acknowledged;
+            inner.moved = Instant::now();
+        }
+        let mut done = Vec::new();
+        while let Some(mark) = inner.marks.front() {
+            let (Mark::Delivered { stream, .. } | Mark::Detach { stream, .. }) = *mark;
+            if stream > inner.acknowledged {
+                break;
+            }
+            done.extend(inner.marks.pop_front());
+        }
+        if is_gone {
+            // The client has reset it: what is left will not arrive.
+            done.extend(inner.marks.drain(..).filter(|mark| matches!(mark, Mark::Detach { .. })));
+        }
+        drop(inner);
+        self.report(&done);
+    }
+
+    fn report(&self, marks: &[Mark]) {
+        if marks.is_empty() {
+            return;
+        }
+        self.outbox.deliver(|space| {
+            for mark in marks {
+                match *mark {
+                    // A reader that is gone already has nothing to acknowledge.
+                    Mark::Delivered { reader, position, .. } => drop(space.acknowledge(reader, position)),
+                    Mark::Detach { reader, .. } => space.detach(reader),
+                }
+            }
+        });
+    }
+
+    /// Whether it is still of use. Cuts off who does not take what is sent, or does not ask.
+    fn maintain(&self, now: Instant) -> bool {
+        self.look();
+        let mut inner = self.inner();
+        let silent = now.saturating_duration_since(inner.moved);
+        let is_owed = !inner.marks.is_empty() || inner.pending.is_some();
+        if inner.is_closed {
+            if is_owed && silent < STALL_MAX {
+                return true;
+            }
+            let left = std::mem::take(&mut inner.marks);
+            inner.socket = None;
+            drop(inner);
+            let detached: Vec<Mark> = left.into_iter().filter(|mark| matches!(mark, Mark::Detach { .. })).collect();
+            self.report(&detached);
+            return false;
+        }
+        // A body that has nothing to send waits for the guest, as long as that takes.
+        let is_idle = inner.bodies == 0 && silent >= IDLE_MAX;
+        if ((is_owed && silent >= STALL_MAX) || is_idle)
+            && let Some(socket) = &inner.socket
+        {
+            let _ = rustix::net::shutdown(socket, Shutdown::Both);
+        }
+        true
+    }
+}
+
+/// All connections.
+#[derive(Debug, Clone)]
+pub struct Connections {
+    outbox: Arc<Outbox>,
+    list: Arc<Mutex<Vec<Arc<Connection>>>>,
+}
+
+impl Connections {
+    pub fn new(outbox: Arc<Outbox>) -> Connections {
+        Connections { outbox, list: Arc::default() }
+    }
+
+    /// `None`: there are too many.
+    pub fn add(&self, socket: OwnedFd) -> Option<Arc<Connection>> {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if list.len() >= CONNECTIONS_MAX {
+            return None;
+        }
+        let connection = Arc::new(Connection::new(Arc::clone(&self.outbox), socket));
+        list.push(Arc::clone(&connection));
+        Some(connection)
+    }
+
+    /// Looks at all of them from time to time, for ever.
+    pub async fn watch(self) {
+        loop {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            let now = Instant::now();
+            let list: Vec<Arc<Connection>> = self.list.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let over: Vec<Arc<Connection>> = list.into_iter().filter(|connection| !connection.maintain(now)).collect();
+            if !over.is_empty() {
+                let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+                list.retain(|connection| !over.iter().any(|over| Arc::ptr_eq(over, connection)));
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! `pagoda-outbox`: the process of one VM's outbox. `pagoda run --outbox` starts it.
+//!
+//! ```text
+//! pagoda run -- listening socket as standard input --> pagoda-outbox <-- vhost-user -- QEMU
+//!                                                          |  Space + a memfd for each file
+//! clients -------------------- HTTP ---------------------> +
+//! ```
+//!
+//! It binds its sockets, says so in one line of JSON on standard output, gives up everything that it does not need
+//! ([`sandbox`]), and only then looks at what a guest or a client says. When QEMU has gone it stays until what was published
+//! has been delivered, for at most `--linger`.
+
+mod errno;
+mod filesystem;
+mod guest;
+mod http;
+mod outbox;
+mod sandbox;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use serde_json::json;
+
+use crate::http::Site;
+use crate::outbox::Outbox;
+use crate::sandbox::Namespaces;
+
+/// How often it is looked whether everything has been delivered, after the guest's end.
+const LINGER_INTERVAL: Duration = Duration::from_millis(200);
+/// The variable with the token that clients have to know. Not an option: those are seen by everyone.
+const ENV_TOKEN: &str = "PAGODA_OUTBOX_TOKEN";
+const TOKEN_BYTES_MIN: usize = 16;
+
+/// Serves the outbox of one VM. Started by `pagoda run --outbox`; standard input is the listening socket for QEMU.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    /// The VM's name, the first part of each path.
+    #[arg(long)]
+    name: String,
+    /// Bytes of the space.
+    #[arg(long)]
+    space_bytes: u64,
+    /// Where clients connect.
+    #[arg(long)]
+    listen: SocketAddr,
+    /// Seconds that a write waits for room before it fails with ENOSPC.
+    #[arg(long)]
+    wait: u64,
+    /// Seconds for which files that were not delivered stay after the guest's end.
+    #[arg(long)]
+    linger: u64,
+    /// Keep the host's namespaces, where a user may not have own ones; all else is given up as well.
+    #[arg(long)]
+    no_namespaces: bool,
+}
+
+fn main() -> ExitCode {
+    match run(Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pagoda-outbox: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A part that panicked would leave the rest waiting for it: the guest's mount, or clients.
+fn end_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+}
+
+fn run(options: Options) -> Result<()> {
+    end_on_panic();
+    let token = std::env::var(ENV_TOKEN).with_context(|| format!("read {ENV_TOKEN}"))?;
+    ensure!(token.len() >= TOKEN_BYTES_MIN, "{ENV_TOKEN} is shorter than {TOKEN_BYTES_MIN} characters");
+    sandbox::raise_descriptors()?;
+    let vmm = std::io::stdin().as_fd().try_clone_to_owned().context("take over the VMM's socket")?;
+    let vmm = UnixListener::from(vmm);
+    vmm.local_addr().context("standard input is to be a listening Unix socket")?;
+    let clients = TcpListener::bind(options.listen).with_context(|| format!("listen on {}", options.listen))?;
+    let address = clients.local_addr().context("find the port")?;
+    let runtime = http::runtime()?;
+    let null = File::options().write(true).open("/dev/null").context("open /dev/null")?;
+    sandbox::leave_host(if options.no_namespaces { Namespaces::Hosts } else { Namespaces::Own })?;
+    println!("{}", json!({ "listening": address }));
+    sandbox::allow_few_calls()?;
+
+    let outbox = Arc::new(Outbox::new(options.space_bytes, Duration::from_secs(options.wait)));
+    let now = outbox::now();
+    let life = now.seconds.wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nanos));
+    let site = Arc::new(Site { name: options.name, token, life, outbox: Arc::clone(&outbox) });
+    std::thread::Builder::new()
+        .name("transmitter".into())
+        .spawn(move || {
+            if let Err(error) = http::serve(&runtime, site, clients) {
+                eprintln!("pagoda-outbox: {error:#}");
+                std::process::exit(1);
+            }
+        })
+        .context("start the transmitter")?;
+    let served = guest::serve(&outbox, vmm);
+    // Whoever reads what QEMU says waits for the end of it, and that is now.
+    if let Err(error) = &served {
+        eprintln!("pagoda-outbox: {error:#}");
+    }
+    rustix::stdio::dup2_stderr(&null).context("let go of the standard error")?;
+    linger(&outbox, Duration::from_secs(options.linger));
+    served
+}
+
+/// What was published is still delivered.
+fn linger(outbox: &Outbox, most: Duration) {
+    let deadline = Instant::now() + most;
+    while !outbox.is_delivered() && Instant::now() < deadline {
+        outbox.wait_change(LINGER_INTERVAL);
+    }
+}

@@ -1,0 +1,295 @@
+//! The space with its memory: what the file server and the transmitter share.
+//!
+//! Locks: the space's first, then that of the memfds or of the wakers. No lock is held over a system call on a memfd; the
+//! space knows of each one before it begins and after it ends.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::{Duration, Instant, SystemTime};
+
+use pagoda_outbox::{HandleId, Ino, Next, ReaderId, Reclaim, ReclaimKind, Refusal, Space, Time};
+use rustix::fs::{FallocateFlags, MemfdFlags};
+
+use crate::errno::error;
+
+/// How long a writer sleeps at most before it looks again.
+const WAIT_SLICE: Duration = Duration::from_millis(100);
+/// Writers that may wait for room at the same time: fewer than the file server's threads, so that others go on. Measured:
+/// with no thread left over, `ls` took 16.5 s.
+pub const WAITING_MAX: usize = 56;
+/// Memory is given back in pieces of at least this size while there are any, or each page would cost a call.
+const RECLAIM_BYTES_MIN: u64 = 1 << 20;
+
+#[derive(Debug)]
+pub struct Outbox {
+    space: Mutex<Space>,
+    /// Notified when there may be room for a writer.
+    room: Condvar,
+    memory: Mutex<HashMap<Ino, Arc<File>>>,
+    /// Readers that wait for bytes.
+    wakers: Mutex<Vec<Waker>>,
+    waiting: Mutex<usize>,
+    /// How long a write may wait for room.
+    block_max: Duration,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A thread that panicked was in no change of the space: its methods do not panic half-way, or the process has ended.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub fn now() -> Time {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Time { seconds: since.as_secs(), nanos: since.subsec_nanos() }
+}
+
+impl Outbox {
+    pub fn new(budget: u64, block_max: Duration) -> Outbox {
+        Outbox {
+            space: Mutex::new(Space::new(budget)),
+            room: Condvar::new(),
+            memory: Mutex::default(),
+            wakers: Mutex::default(),
+            waiting: Mutex::new(0),
+            block_max,
+        }
+    }
+
+    pub fn space(&self) -> MutexGuard<'_, Space> {
+        lock(&self.space)
+    }
+
+    /// Gives the space another size. Below what is used: what was delivered goes, and nothing is written until enough has.
+    /// Nothing asks for it yet while a VM runs.
+    #[cfg(test)]
+    pub fn resize(&self, budget: u64) {
+        let mut space = self.space();
+        space.set_budget(budget);
+        let excess = space.excess();
+        drop(space);
+        self.reclaim(excess);
+    }
+
+    /// The memory of a file, made at its first use.
+    fn memory(&self, ino: Ino) -> io::Result<Arc<File>> {
+        if let Some(file) = lock(&self.memory).get(&ino) {
+            return Ok(Arc::clone(file));
+        }
+        // Not sealed by the kernel: F_SEAL_FUTURE_WRITE also forbids to punch holes (mm/shmem.c, shmem_fallocate).
+        let file = Arc::new(File::from(rustix::fs::memfd_create("pagoda-outbox", MemfdFlags::CLOEXEC)?));
+        Ok(Arc::clone(lock(&self.memory).entry(ino).or_insert(file)))
+    }
+
+    /// The memory of a file that has bytes. Never made anew: that of a file that went would stay for ever.
+    fn existing_memory(&self, ino: Ino) -> Option<Arc<File>> {
+        lock(&self.memory).get(&ino).map(Arc::clone)
+    }
+
+    /// Writes `length` bytes of a guest, all of them unless there is no room for too long. `put` writes a number of the next
+    /// bytes to an offset of a file, and says how many.
+    pub fn write(
+        &self,
+        handle: HandleId,
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        mut put: impl FnMut(&File, u64, usize) -> io::Result<usize>,
+    ) -> io::Result<u64> {
+        let mut done = 0;
+        let mut deadline = None;
+        while done < length {
+            let at = offset.checked_add(done).ok_or_else(|| error(Refusal::TooLarge))?;
+            let planned = self.space().plan_write(handle, ino, at, length - done);
+            let write = match planned {
+                Ok(write) => write,
+                Err(refusal @ (Refusal::Full | Refusal::Busy)) => {
+                    let deadline = *deadline.get_or_insert_with(|| Instant::now() + self.block_max);
+                    match self.wait_for_room(length - done, deadline) {
+                        Waited::Again => continue,
+                        Waited::TooLong if done > 0 => break,
+                        Waited::TooLong => return Err(error(refusal)),
+                    }
+                }
+                Err(_) if done > 0 => break,
+                Err(refusal) => return Err(error(refusal)),
+            };
+            let wanted = write.range.end - write.range.start;
+            let put = self.memory(ino).and_then(|file| put(&file, write.range.start, wanted as usize));
+            let written = put.as_ref().map_or(0, |bytes| *bytes as u64);
+            self.space().complete_write(&write, written, now());
+            self.settle();
+            match put {
+                Ok(_) if written == wanted => done += written,
+                Ok(_) => return Ok(done + written),
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn wait_for_room(&self, want: u64, deadline: Instant) -> Waited {
+        if self.reclaim(want.max(RECLAIM_BYTES_MIN)) {
+            return Waited::Again;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Waited::TooLong;
+        }
+        {
+            let mut waiting = lock(&self.waiting);
+            if *waiting >= WAITING_MAX {
+                return Waited::TooLong;
+            }
+            *waiting += 1;
+        }
+        let space = self.space();
+        drop(self.room.wait_timeout(space, WAIT_SLICE.min(left)).unwrap_or_else(PoisonError::into_inner));
+        *lock(&self.waiting) -= 1;
+        Waited::Again
+    }
+
+    /// Gives back files that went, and up to about `want` bytes that were delivered. Whether there was anything.
+    pub fn reclaim(&self, want: u64) -> bool {
+        let plan = self.space().plan_reclaim(want);
+        let any = !plan.is_empty();
+        for reclaim in plan {
+            if self.give_back(&reclaim) {
+                self.space().complete_reclaim(reclaim);
+            }
+        }
+        if any {
+            self.room.notify_all();
+        }
+        any
+    }
+
+    /// Whether the kernel has the memory again. If not, it stays counted.
+    fn give_back(&self, reclaim: &Reclaim) -> bool {
+        match &reclaim.kind {
+            // A reader's or writer's reference may be left for a moment; nobody can reach its bytes any more.
+            ReclaimKind::Drop => {
+                let Some(file) = lock(&self.memory).remove(&reclaim.ino) else { return true };
+                file.set_len(0).is_ok()
+            }
+            ReclaimKind::Punch(range) => {
+                let file = self.existing_memory(reclaim.ino);
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let punched =
+                    |file: Arc<File>| rustix::fs::fallocate(&*file, flags, range.start, range.end - range.start);
+                file.is_none_or(|file| punched(file).is_ok())
+            }
+        }
+    }
+
+    /// After something has changed that others wait for.
+    pub fn settle(&self) {
+        self.reclaim(0);
+        lock(&self.wakers).drain(..).for_each(Waker::wake);
+        self.room.notify_all();
+    }
+
+    /// Gives a file another size.
+    pub fn truncate(&self, ino: Ino, size: u64) -> io::Result<()> {
+        self.space().plan_resize(ino, size).map_err(error)?;
+        let done = self.memory(ino).and_then(|file| file.set_len(size));
+        self.space().complete_resize(ino, done.is_ok(), now());
+        self.settle();
+        done
+    }
+
+    /// Bytes for the guest itself. `get` reads a number of bytes from an offset of a file.
+    pub fn read(
+        &self,
+        handle: HandleId,
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        get: impl FnOnce(&File, u64, usize) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let length = self.space().check_read(handle, ino, offset, length).map_err(error)?;
+        if length == 0 {
+            return Ok(0);
+        }
+        let file = self.existing_memory(ino).ok_or_else(|| error(Refusal::NotFound))?;
+        let bytes = get(&file, offset, length as usize)?;
+        // What was given back while it was read came as zeros.
+        self.space().check_read(handle, ino, offset, length).map_err(error)?;
+        Ok(bytes)
+    }
+
+    /// The guest has started anew or is gone.
+    pub fn abandon(&self) {
+        self.space().abandon(now());
+        self.settle();
+    }
+
+    /// What a reader sends next, with the bytes themselves. On [`Piece::Wait`] `waker` is woken when that may have changed.
+    pub fn next(&self, reader: ReaderId, ino: Ino, max: u64, waker: &Waker) -> io::Result<Piece> {
+        let mut next = self.space().next(reader, max).map_err(error)?;
+        if next == Next::Wait {
+            let mut wakers = lock(&self.wakers);
+            if !wakers.iter().any(|known| known.will_wake(waker)) {
+                wakers.push(waker.clone());
+            }
+            drop(wakers);
+            // What came before the waker was there woke nobody.
+            next = self.space().next(reader, max).map_err(error)?;
+        }
+        Ok(match next {
+            Next::Bytes { offset, length } => {
+                let mut bytes = vec![0; length as usize];
+                let file = self.existing_memory(ino).ok_or_else(|| error(Refusal::NotFound))?;
+                file.read_exact_at(&mut bytes, offset)?;
+                Piece::Bytes { end: offset + length, bytes }
+            }
+            Next::Wait => Piece::Wait,
+            Next::End => Piece::End,
+            Next::Broken => Piece::Broken,
+        })
+    }
+
+    /// Until something may have changed, or for `most`.
+    pub fn wait_change(&self, most: Duration) {
+        let space = self.space();
+        drop(self.room.wait_timeout(space, most).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Nothing that was published waits for a delivery.
+    pub fn is_delivered(&self) -> bool {
+        self.space().is_drained()
+    }
+
+    #[cfg(test)]
+    pub fn memory_files(&self) -> Vec<Arc<File>> {
+        lock(&self.memory).values().cloned().collect()
+    }
+
+    /// What readers have delivered, or that they are gone.
+    pub fn deliver(&self, change: impl FnOnce(&mut Space)) {
+        let mut space = self.space();
+        change(&mut space);
+        let excess = space.excess();
+        drop(space);
+        self.reclaim(excess);
+        self.room.notify_all();
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Waited {
+    Again,
+    TooLong,
+}
+
+#[derive(Debug)]
+pub enum Piece {
+    Bytes { end: u64, bytes: Vec<u8> },
+    Wait,
+    End,
+    Broken,
+}

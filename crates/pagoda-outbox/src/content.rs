@@ -1,0 +1,288 @@
+//! The bytes of one file: which there are, which have been sent, which have been given back.
+//!
+//! ```text
+//! 0 ........ freed ........ cursor ........ size
+//!   given back     may be sent     may still
+//!                  again, never    change
+//!                  changes
+//! ```
+
+use std::ops::Range;
+
+use crate::delivery::Delivery;
+use crate::limits::{EXTENTS_MAX, FILE_BYTES_MAX, PAGE_BYTES, WRITES_MAX, page_ceil, page_floor};
+use crate::policy::{Mode, Policy};
+use crate::ranges::RangeSet;
+use crate::refusal::Refusal;
+
+/// How far a file has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    Open,
+    /// Closed after it had been written: nothing of it changes any more.
+    Sealed,
+    /// Its writer disappeared before the end.
+    Broken,
+}
+
+/// What a write may do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes that may be written, from the write's offset on.
+    pub bytes: u64,
+    /// Bytes of pages that it adds.
+    pub charge: u64,
+}
+
+#[derive(Debug, Clone)]
+pub struct Content {
+    size: u64,
+    /// Send cursor: the end of the last byte that any reader was given.
+    cursor: u64,
+    /// Everything below was given back. Between two pages, or behind the last.
+    freed: u64,
+    state: State,
+    /// Handles that may write.
+    writers: usize,
+    /// Pages that are charged, as bytes.
+    charged: RangeSet,
+    /// Writes under way.
+    writes: Vec<Range<u64>>,
+    /// The size that the file is being given.
+    resize: Option<u64>,
+    delivery: Delivery,
+    pub policy: Policy,
+}
+
+impl Content {
+    pub fn new(policy: Policy) -> Content {
+        Content {
+            size: 0,
+            cursor: 0,
+            freed: 0,
+            state: State::Open,
+            writers: 0,
+            charged: RangeSet::default(),
+            writes: Vec::new(),
+            resize: None,
+            delivery: Delivery::new(policy.deliveries),
+            policy,
+        }
+    }
+
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub fn cursor(&self) -> u64 {
+        self.cursor
+    }
+
+    pub fn freed(&self) -> u64 {
+        self.freed
+    }
+
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    pub fn charged_bytes(&self) -> u64 {
+        self.charged.bytes()
+    }
+
+    /// Nobody writes it now, so what there is is all of it.
+    pub fn is_complete(&self) -> bool {
+        self.state == State::Sealed || (self.state == State::Open && self.writers == 0 && self.writes.is_empty())
+    }
+
+    pub fn is_published(&self) -> bool {
+        self.policy.mode == Mode::Stream || self.is_complete()
+    }
+
+    /// Nothing of it is being changed, and nobody could begin to.
+    pub fn is_idle(&self) -> bool {
+        self.writers == 0 && self.writes.is_empty() && self.resize.is_none()
+    }
+
+    pub fn set_policy(&mut self, policy: Policy) -> Result<(), Refusal> {
+        if policy != self.policy && self.cursor > 0 {
+            return Err(Refusal::BadPolicy);
+        }
+        self.delivery = Delivery::new(policy.deliveries);
+        self.policy = policy;
+        Ok(())
+    }
+
+    /// # Errors
+    /// Nothing may be written to it any more.
+    pub fn check_writable(&self) -> Result<(), Refusal> {
+        match self.state {
+            State::Open => Ok(()),
+            State::Sealed => Err(Refusal::Sealed),
+            State::Broken => Err(Refusal::Broken),
+        }
+    }
+
+    pub fn add_writer(&mut self) {
+        self.writers += 1;
+    }
+
+    /// The last one of them seals the file. An empty file stays open: `touch` before the job must not keep it from writing.
+    pub fn remove_writer(&mut self) {
+        self.writers = self.writers.saturating_sub(1);
+        if self.writers == 0 && self.size > 0 && self.state == State::Open {
+            self.state = State::Sealed;
+        }
+    }
+
+    /// All writers have disappeared.
+    pub fn abandon_writers(&mut self) -> bool {
+        let had = self.writers > 0;
+        self.writers = 0;
+        if had && self.state == State::Open {
+            self.state = State::Broken;
+        }
+        had
+    }
+
+    /// How much of `range` may be written, with `free` bytes of pages left. Nothing is changed.
+    pub fn room(&self, range: &Range<u64>, free: u64) -> Result<Room, Refusal> {
+        self.check_writable()?;
+        self.check_change(range.start)?;
+        if self.resize.is_some() || self.writes.len() >= WRITES_MAX {
+            return Err(Refusal::Busy);
+        }
+        if range.end > FILE_BYTES_MAX {
+            return Err(Refusal::TooLarge);
+        }
+        let pages = page_floor(range.start)..page_ceil(range.end);
+        if self.charged.pieces_with(&pages) > EXTENTS_MAX {
+            return Err(Refusal::TooScattered);
+        }
+        let missing = |end: u64| {
+            let pages = pages.start..page_ceil(end);
+            pages.end - pages.start - self.charged.bytes_within(&pages)
+        };
+        let all = missing(range.end);
+        if all <= free {
+            return Ok(Room { bytes: range.end - range.start, charge: all });
+        }
+        // The longest beginning of whole pages that fits. Pages there already cost nothing, so it is found page by page.
+        let mut end = range.start;
+        while end < range.end {
+            let next = (page_floor(end) + PAGE_BYTES).min(range.end);
+            if missing(next) > free {
+                break;
+            }
+            end = next;
+        }
+        if end == range.start {
+            return Err(Refusal::Full);
+        }
+        Ok(Room { bytes: end - range.start, charge: missing(end) })
+    }
+
+    /// The write of `range` begins. Its pages are charged.
+    pub fn begin_write(&mut self, range: Range<u64>) {
+        self.charged.insert(page_floor(range.start)..page_ceil(range.end));
+        self.writes.push(range);
+    }
+
+    /// That write has ended; `written` bytes of it are there. Pages stay charged even if they were not written, for the
+    /// kernel may have allocated them.
+    pub fn complete_write(&mut self, range: &Range<u64>, written: u64) {
+        let Some(at) = self.writes.iter().position(|write| write == range) else { return };
+        self.writes.swap_remove(at);
+        if written > 0 {
+            self.size = self.size.max(range.start + written.min(range.end - range.start));
+        }
+    }
+
+    /// # Errors
+    /// Something at `at` or behind must not change.
+    pub fn check_change(&self, at: u64) -> Result<(), Refusal> {
+        if at < self.cursor.max(self.freed) { Err(Refusal::BelowCursor) } else { Ok(()) }
+    }
+
+    /// The file is to be of `size` bytes: no reader gets what is behind from now on.
+    pub fn begin_resize(&mut self, size: u64) -> Result<(), Refusal> {
+        self.check_writable()?;
+        self.check_change(size)?;
+        if size > FILE_BYTES_MAX {
+            return Err(Refusal::TooLarge);
+        }
+        if self.resize.is_some() || !self.writes.is_empty() {
+            return Err(Refusal::Busy);
+        }
+        self.resize = Some(size);
+        self.size = self.size.min(size);
+        Ok(())
+    }
+
+    /// Whether it worked. Gives the bytes of pages that are not there any more.
+    pub fn complete_resize(&mut self, worked: bool) -> u64 {
+        let Some(size) = self.resize.take() else { return 0 };
+        if !worked {
+            return 0;
+        }
+        self.size = size;
+        let behind = page_ceil(size)..u64::MAX;
+        let bytes = self.charged.bytes_within(&behind);
+        self.charged.remove(&behind);
+        bytes
+    }
+
+    /// The end of what readers may be given.
+    pub fn sendable_end(&self) -> u64 {
+        if !self.is_published() {
+            return self.cursor;
+        }
+        let undecided = self.writes.iter().map(|write| write.start).min();
+        self.size.min(undecided.unwrap_or(u64::MAX))
+    }
+
+    /// A reader is given everything below `end`.
+    pub fn send(&mut self, end: u64) {
+        debug_assert!(end <= self.sendable_end());
+        self.cursor = self.cursor.max(end);
+    }
+
+    /// `range` has arrived at a client.
+    pub fn acknowledge(&mut self, range: Range<u64>) {
+        debug_assert!(range.end <= self.cursor);
+        self.delivery.acknowledge(range);
+    }
+
+    /// The end of what may be given back, if no reader is below `slowest`.
+    fn disposable_end(&self, slowest: Option<u64>) -> u64 {
+        let delivered = self.delivery.delivered_below().min(slowest.unwrap_or(u64::MAX));
+        if self.state == State::Sealed && delivered >= self.size { page_ceil(self.size) } else { page_floor(delivered) }
+    }
+
+    /// Bytes of pages that may be given back.
+    pub fn disposable(&self, slowest: Option<u64>) -> u64 {
+        self.charged.bytes_within(&(self.freed..self.disposable_end(slowest).max(self.freed)))
+    }
+
+    /// Takes up to `want` bytes of pages, rounded up to pages, from the beginning of what may be given back.
+    pub fn dispose(&mut self, slowest: Option<u64>, want: u64) -> Option<(Range<u64>, u64)> {
+        let parts = self.charged.overlaps(&(self.freed..self.disposable_end(slowest).max(self.freed)));
+        let mut bytes = 0;
+        let mut end = self.freed;
+        for part in parts {
+            if bytes >= want {
+                break;
+            }
+            let length = (part.end - part.start).min(page_ceil(want - bytes));
+            bytes += length;
+            end = part.start + length;
+        }
+        if bytes == 0 {
+            return None;
+        }
+        let range = self.freed..end;
+        self.charged.remove(&range);
+        self.freed = end;
+        Some((range, bytes))
+    }
+}

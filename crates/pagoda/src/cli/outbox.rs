@@ -1,0 +1,47 @@
+//! Options of a VM's outbox.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::units::parse_size;
+
+/// A space below this holds less than one write of the guest's kernel, which is at most 1 MiB.
+const SPACE_BYTES_MIN: u64 = 1 << 20;
+/// How long a writer may be kept waiting: the guest's kernel complains of tasks that wait for 120 s.
+const WAIT_SECONDS_MAX: i64 = 100;
+
+fn space(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if bytes < SPACE_BYTES_MIN => Err("an outbox has at least 1M".into()),
+        bytes => Ok(bytes),
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct OutboxOptions {
+    /// Give the VM an outbox: a file system in this much memory of the host, whose files the host sends
+    ///
+    /// In the guest: mount -t virtiofs outbox /mnt/out. Clients read by HTTP, also what still grows. What has been delivered is
+    /// given back when there is need; a full space makes writers wait. The memory is in addition to that of the VM, and the
+    /// VM is pinned: all of it stays in DRAM.
+    #[arg(long, value_name = "SIZE", value_parser = space)]
+    pub outbox: Option<u64>,
+    /// Where clients of the outbox connect; port 0 is any that is free
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0", requires = "outbox")]
+    pub outbox_listen: SocketAddr,
+    /// A file with the token that clients give (Authorization: Bearer TOKEN) [default: one is made and shown]
+    #[arg(long, value_name = "FILE", requires = "outbox")]
+    pub outbox_token: Option<PathBuf>,
+    /// Seconds that a write waits for room before it fails with ENOSPC
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "outbox",
+        value_parser = clap::value_parser!(u64).range(0..=WAIT_SECONDS_MAX as u64))]
+    pub outbox_wait: u64,
+    /// Seconds for which files that nobody has fetched stay after the VM's end
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "outbox")]
+    pub outbox_linger: u64,
+    /// Let the outbox's process keep the host's namespaces, where a user may not have own ones
+    #[arg(long, requires = "outbox")]
+    pub outbox_no_namespaces: bool,
+}

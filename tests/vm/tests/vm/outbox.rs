@@ -1,0 +1,227 @@
+//! Outboxes: a guest writes files with unmodified programs, and the host sends them by HTTP.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use vm_tests::control::Control;
+use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, Qemu, wait};
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+/// The guest's input: more than the space holds, and nothing that gzip makes smaller.
+const INPUT_MIB: u64 = 24;
+/// What curl calls the status of a server that does not listen.
+const NO_REPLY: u32 = 0;
+const INPUT: &str = "/tmp/input";
+
+/// A guest with an outbox, and a way for clients to it.
+struct Site {
+    dir: PathBuf,
+    base: String,
+    address: String,
+}
+
+impl Site {
+    /// Starts the guest `web1` with an outbox of `space`, and mounts it at /mnt.
+    fn start(lab: &Lab, qemu: Qemu, space: &str, wait_seconds: u64) -> Result<(Site, Rc<Daemon>, Rc<Guest>, Control)> {
+        let token = lab.dir().join("token");
+        fs::write(&token, TOKEN)?;
+        fs::set_permissions(&token, fs::Permissions::from_mode(0o600))?;
+        // Free until it is used in a moment: nothing else on this machine asks for a port by number.
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+        let daemon = lab.daemon(Folios::Small)?;
+        let mut options = GuestOptions::new("web1", "").memory("-m 512M").dram("96M").client().control().qemu(qemu);
+        options.run_options =
+            ["--outbox", space, "--outbox-listen", &address, "--outbox-wait", &wait_seconds.to_string()]
+                .map(str::to_owned)
+                .into();
+        options.run_options.extend(["--outbox-token".into(), token.display().to_string()]);
+        let guest = lab.guest(&daemon, &options)?;
+        let mut control = guest.control()?;
+        control.sh("mkdir -p /mnt /tmp && mount -t virtiofs outbox /mnt")?;
+        let site = Site { dir: lab.dir().to_owned(), base: format!("http://{address}/web1"), address };
+        Ok((site, daemon, guest, control))
+    }
+
+    fn curl(&self, path: &str, options: &[&str]) -> Command {
+        self.curl_as(TOKEN, path, options)
+    }
+
+    fn curl_as(&self, token: &str, path: &str, options: &[&str]) -> Command {
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--show-error", "--max-time", "280", "-H", &format!("Authorization: Bearer {token}")]);
+        curl.args(options).arg(format!("{}/{path}", self.base)).stdin(Stdio::null());
+        curl
+    }
+
+    /// The status and what came.
+    fn get(&self, path: &str, options: &[&str]) -> Result<(u32, Vec<u8>)> {
+        self.reply_to(self.curl(path, options))
+    }
+
+    fn reply_to(&self, mut curl: Command) -> Result<(u32, Vec<u8>)> {
+        let file = self.dir.join("reply");
+        let _ = fs::remove_file(&file);
+        let said = curl.args(["--write-out", "%{http_code}", "--output"]).arg(&file).output().context("run curl")?;
+        let status = String::from_utf8_lossy(&said.stdout).trim().parse()?;
+        Ok((status, fs::read(&file).unwrap_or_default()))
+    }
+
+    /// Fetches a file from when it is there until it has ended.
+    fn fetching(&self, path: &str, to: &Path) -> Result<Child> {
+        wait::until("the file", wait::HANG, || Ok((self.get(path, &["--head"])?.0 == 200).then_some(())))?;
+        self.curl(path, &["--fail", "--no-buffer"]).arg("--output").arg(to).spawn().context("run curl")
+    }
+
+    fn figure(&self, name: &str) -> Result<u64> {
+        let mut curl = Command::new("curl");
+        curl.args([
+            "--silent",
+            "-H",
+            &format!("Authorization: Bearer {TOKEN}"),
+            &format!("http://{}/status", self.address),
+        ]);
+        let status: serde_json::Value = serde_json::from_slice(&curl.output()?.stdout)?;
+        status[name].as_u64().with_context(|| format!("{name} in {status}"))
+    }
+}
+
+fn digest_of(command: &str, file: &Path) -> Result<String> {
+    let said = Command::new("sh").arg("-c").arg(format!("{command} < \"$0\" | sha256sum")).arg(file).output()?;
+    ensure!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    Ok(String::from_utf8(said.stdout)?.split(' ').next().unwrap_or_default().to_owned())
+}
+
+fn guest_digest(control: &mut Control, file: &str) -> Result<String> {
+    Ok(control.sh(&format!("sha256sum < {file}"))?.split(' ').next().unwrap_or_default().to_owned())
+}
+
+/// 1K-blocks, used and available, as the guest's `df` says.
+fn df(control: &mut Control) -> Result<Vec<u64>> {
+    let said = control.sh("df -k /mnt")?;
+    let line = said.lines().nth(1).with_context(|| said.clone())?;
+    Ok(line.split_whitespace().skip(1).take(3).map(|word| word.parse().unwrap_or(u64::MAX)).collect())
+}
+
+/// gzip's output is far larger than the space, and arrives while it is written.
+fn streams(qemu: Qemu) -> Result<()> {
+    Lab::run("outbox-streams", 1, |lab| {
+        let (site, daemon, guest, mut control) = Site::start(lab, qemu, "8M", 60)?;
+        ensure!(df(&mut control)?[0] == 8 << 10, "df shows another size than 8 MiB");
+        let pinned = daemon.vm("web1")?.pinned.context("the VM is not pinned")?;
+        ensure!(pinned.contains("vhost-user"), "{pinned}");
+        control.sh(&format!("dd if=/dev/urandom of={INPUT} bs=1M count={INPUT_MIB} 2>/dev/null"))?;
+        let expected = guest_digest(&mut control, INPUT)?;
+
+        control.send(&format!("sh gzip -1 < {INPUT} > /mnt/out.gz"))?;
+        let file = lab.dir().join("out.gz");
+        let mut client = site.fetching("out.gz", &file)?;
+        control.reply()?;
+        ensure!(client.wait()?.success(), "curl failed");
+        let size = fs::metadata(&file)?.len();
+        ensure!(size > 8 << 20, "{size} bytes would have fitted");
+        ensure!(digest_of("gzip -dc", &file)? == expected, "wrong bytes arrived");
+        ensure!(site.get("out.gz", &[])?.0 == 410, "its beginning cannot be there any more");
+
+        // A file that is finished, in a directory, published by its name.
+        control.sh(&format!(
+            "mkdir /mnt/d && dd if={INPUT} of=/mnt/d/.part bs=64k count=16 2>/dev/null && mv /mnt/d/.part /mnt/d/part"
+        ))?;
+        let expected = guest_digest(&mut control, "/mnt/d/part")?;
+        let (status, whole) = site.get("d/part", &[])?;
+        ensure!((status, whole.len()) == (200, 1 << 20), "status {status}, {} bytes", whole.len());
+        ensure!(digest_of("cat", &site.dir.join("reply"))? == expected, "wrong bytes arrived");
+        let (status, part) = site.get("d/part", &["--range", "1000-4999"])?;
+        ensure!(status == 206 && part == whole[1000..5000], "a range is wrong");
+        ensure!(site.reply_to(site.curl_as("no", "d/part", &[]))?.0 == 401, "another token is enough");
+        ensure!(String::from_utf8_lossy(&site.get("d/", &[])?.1).contains(">part</a> 1048576 sealed"));
+        // Finished means that it does not change any more.
+        ensure!(
+            control.sh("dd if=/dev/zero of=/mnt/d/part bs=1 count=1 conv=notrunc").is_err(),
+            "it was written again"
+        );
+        ensure!(control.sh("> /mnt/d/part").is_err(), "it was truncated");
+        ensure!(site.get("d/part", &[])?.1 == whole, "it has changed");
+
+        // What nobody has fetched is there after the guest's end, and then the process ends.
+        control.sh("echo last words > /mnt/last")?;
+        control.send("poweroff")?;
+        guest.finish()?;
+        daemon.wait_gone("web1")?;
+        ensure!(site.get("last", &[])? == (200, b"last words\n".to_vec()), "what was published is gone");
+        wait::until("the end of the outbox", wait::HANG, || Ok((site.get("last", &[])?.0 == NO_REPLY).then_some(())))
+    })
+}
+
+#[test]
+fn what_gzip_writes_arrives_while_it_grows() -> Result<()> {
+    streams(Qemu::System)
+}
+
+#[test]
+fn what_gzip_writes_arrives_while_it_grows_qemu_10() -> Result<()> {
+    streams(Qemu::Ten)
+}
+
+/// What was sent does not change; a full space makes a writer wait, and others go on.
+#[test]
+fn cursors_and_a_full_space() -> Result<()> {
+    Lab::run("outbox-full", 1, |lab| {
+        let wait_seconds = 15;
+        let (site, daemon, guest, mut control) = Site::start(lab, Qemu::System, "4M", wait_seconds)?;
+        control.sh(&format!("dd if=/dev/urandom of={INPUT} bs=1M count=8 2>/dev/null"))?;
+
+        // A writer that pauses, and a client that has all there is so far.
+        let pausing = "while [ ! -e /tmp/go ]; do sleep 0.1; done";
+        control.sh(&format!(
+            "(dd if={INPUT} bs=100k count=1; {pausing}; dd if={INPUT} bs=100k skip=1 count=1) > /mnt/grow 2>/tmp/log &"
+        ))?;
+        let file = lab.dir().join("grow");
+        let mut client = site.fetching("grow", &file)?;
+        wait::until("what there is", wait::HANG, || {
+            Ok(fs::metadata(&file).is_ok_and(|stat| stat.len() == 100 << 10).then_some(()))
+        })?;
+        ensure!(
+            control.sh("dd if=/dev/zero of=/mnt/grow bs=1 seek=102399 count=1 conv=notrunc").is_err(),
+            "overwritten"
+        );
+        ensure!(site.figure("refused_changes")? == 1, "refusals are counted");
+        // dd says nothing of a truncation that fails.
+        let _ = control.sh("dd if=/dev/null of=/mnt/grow bs=1 seek=102399");
+        ensure!(site.figure("refused_changes")? == 2, "it was truncated");
+        control.sh("touch /tmp/go")?;
+        ensure!(client.wait()?.success(), "curl failed");
+        let expected = control.sh(&format!("dd if={INPUT} bs=200k count=1 2>/dev/null | sha256sum"))?;
+        ensure!(expected.starts_with(&digest_of("cat", &file)?), "wrong bytes arrived");
+
+        // Nobody fetches this one.
+        let begin = Instant::now();
+        control.sh(&format!("(dd if={INPUT} of=/mnt/full bs=1M count=8; echo status $? ) > /tmp/dd 2>&1 &"))?;
+        wait::until("a full space", wait::HANG, || Ok((site.figure("available_bytes")? == 0).then_some(())))?;
+        ensure!(df(&mut control)? == [4 << 10, 4 << 10, 0], "df does not show that it is full");
+        let listed = Instant::now();
+        ensure!(control.sh("ls /mnt; mkdir /mnt/aside")?.contains("full"));
+        let took = listed.elapsed();
+        ensure!(!control.sh("cat /tmp/dd")?.contains("status"), "names waited for {took:?}, until the writer was done");
+        let said = wait::until("the end of the wait", wait::HANG, || {
+            let said = control.sh("cat /tmp/dd")?;
+            Ok(said.contains("status").then_some(said))
+        })?;
+        ensure!(said.contains("No space left on device") && said.contains("status 1"), "{said}");
+        ensure!(begin.elapsed() >= Duration::from_secs(wait_seconds), "it did not wait");
+        // Delivered, it makes room; and so does removing it.
+        ensure!(site.get("full", &[])?.0 == 200);
+        wait::until("room", wait::HANG, || Ok((df(&mut control)?[2] == 4 << 10).then_some(())))?;
+        control.sh("rm /mnt/full && dd if=/dev/zero of=/mnt/more bs=1M count=3 2>/dev/null")?;
+        ensure!(df(&mut control)?[2] == 1 << 10, "df does not show what is left");
+        println!("outbox-full: ls and mkdir beside a waiting writer took {took:?}");
+        control.send("poweroff")?;
+        guest.finish()?;
+        daemon.wait_gone("web1")
+    })
+}
