@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::{MoveOutcome, VmState};
+use pagoda_api::MoveOutcome;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use vm_tests::qmp::Qmp;
@@ -55,8 +55,12 @@ fn a_paused_guest_moves_and_is_continued_there() -> Result<()> {
         hosts.other.daemon.stop()?;
         hosts.other.daemon.start_again()?;
         hosts.wait_connected()?;
-        hosts.other.daemon.wait_vm("web1", "attached", wait::HANG, |info| info.state == VmState::Running)?;
-        let again = hosts.try_move(&hosts.other, &hosts.one, &[])?;
+        // It says so as long as it does not know yet what its QEMU can.
+        const NOT_YET: i32 = 1;
+        let again = wait::until("the daemon knows its VM again", wait::HANG, || {
+            let tried = hosts.try_move(&hosts.other, &hosts.one, &[])?;
+            Ok((tried.status.code() != Some(NOT_YET)).then_some(tried))
+        })?;
         let said = text(&again.stderr);
         ensure!(again.status.code() == Some(REFUSED) && said.contains("pagoda vm cont"), "{} {said}", again.status);
         let_run(&hosts.other)?;
