@@ -3,8 +3,10 @@
 //! A job computes for `c` seconds and writes `D` bytes evenly while it computes. The space holds `B` bytes and drains at
 //! `r`. A job that finds the space full waits for it, and does not compute meanwhile. With a backlog `q0` at its start:
 //!
-//!     S(B) = max(c, (q0 + D - B) / r)                                    service time
-//!     R    = E[S] + lambda E[S^2] / (2 (1 - lambda E[S]))                Pollaczek-Khinchine, M/G/1, in order of arrival
+//! ```text
+//! S(B) = max(c, (q0 + D - B) / r)                                    service time
+//! R    = E[S] + lambda E[S^2] / (2 (1 - lambda E[S]))                Pollaczek-Khinchine, M/G/1, in order of arrival
+//! ```
 //!
 //! Space does not make a job faster than `c`: it removes blocking. The closed form wants service times that do not depend
 //! on each other. That is so at both ends: with no space (`S = max(c, D/r)`), and with space without end (`S = c`). In

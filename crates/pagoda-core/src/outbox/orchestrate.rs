@@ -3,7 +3,9 @@
 //! Who fits gets what it wants. Else the VMs' response times rise together, as water fills basins: at the level `m`, a VM may
 //! exceed its SLO by the part
 //!
-//!     max(0, m - (w / w_least - 1))            w: its weight, w_least: the least weight of all
+//! ```text
+//! max(0, m - (w / w_least - 1))            w: its weight, w_least: the least weight of all
+//! ```
 //!
 //! and gets the smallest space with which it does not, by its own curve. Equal weights miss by the same part. A VM of
 //! twice the least weight begins to miss when the lightest are at twice their SLO. The level is the smallest at which all
