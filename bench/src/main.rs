@@ -174,7 +174,8 @@ fn run(args: &Cli) -> Result<bool> {
     // Before it is built: what is changed meanwhile is not what was measured.
     let crates = Crates::look()?;
     let names = names.into_iter().map(|name| Ok((name, name.code(&crates)?))).collect::<Result<Vec<_>>>()?;
-    let is_pure = |(name, _): &(Name, String)| matches!(name, Name::Queues | Name::Rmap | Name::Chain | Name::OutboxControl);
+    let is_pure =
+        |(name, _): &(Name, String)| matches!(name, Name::Queues | Name::Rmap | Name::Chain | Name::OutboxControl);
     if setup.ours && !names.iter().all(is_pure) {
         Build::Bench.run()?;
     }

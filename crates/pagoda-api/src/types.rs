@@ -45,8 +45,7 @@ pub use launch::{LAUNCH_BYTES_MAX, Launch, UNKNOWN_LAUNCH};
 pub use moves::{
     MOVE_DOWNTIME_MS_DEFAULT, MOVE_DOWNTIME_MS_MAX, MOVE_DOWNTIME_MS_MIN, MOVE_TIME_S_MAX, MoveArbiter, MoveDirection,
     MoveList, MoveMode, MoveOnTimeout, MoveOutcome, MovePhase, MovePlan, MoveRemote, MoveReply, MoveRequest, MoveRoom,
-    MoveSplit,
-    MoveStatus, RemoteFate,
+    MoveSplit, MoveStatus, RemoteFate,
 };
 pub use name::{VM_FILE_NAME_LEN_MAX, check_vm_name, vm_file_name};
 pub use policy::{

@@ -40,7 +40,12 @@ impl<'a> Mover<'a> {
         for (chunk, pages) in written {
             for run in pages.runs() {
                 let pages = Pages { chunk: *chunk, run };
-                self.engine.send(Command::CopyOut(CopyOrder { pages, to: self.sender.clone(), is_urgent: false, way: Way::Send }));
+                self.engine.send(Command::CopyOut(CopyOrder {
+                    pages,
+                    to: self.sender.clone(),
+                    is_urgent: false,
+                    way: Way::Send,
+                }));
             }
         }
         let count = written.iter().map(|(_, pages)| u64::from(pages.count())).sum();
