@@ -3,12 +3,13 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::{VmState, counter};
 use pagoda_guest::lines::Line;
 use testkit::peers::libvirt::Libvirt;
+use vm_tests::control::Control;
 use vm_tests::{Daemon, Folios, Lab, MIB, Qemu, accel, programs, wait};
 
 /// As people call their domains.
@@ -36,6 +37,7 @@ fn domain(emulator: &Path, daemon: &Daemon, console: &Path, work: &str) -> Resul
            <devices>
              <emulator>{}</emulator>
              <serial type='file'><source path='{}'/><target port='0'/></serial>
+             <serial type='unix'><source mode='bind' path='{}'/><target port='1'/></serial>
              <memballoon model='virtio'/>
            </devices>
            <qemu:commandline>
@@ -47,6 +49,7 @@ fn domain(emulator: &Path, daemon: &Daemon, console: &Path, work: &str) -> Resul
         images.initrd.display(),
         emulator.display(),
         console.display(),
+        console.with_extension("control").display(),
         daemon.socket().display(),
         Qemu::System.require()?.display(),
     ))
@@ -104,5 +107,45 @@ fn define_start_destroy() -> Result<()> {
         daemon.wait_gone(NAME)?;
         libvirt.virsh(&["undefine", NAME])?;
         Ok(())
+    })
+}
+
+/// The guest verifies itself each time it is back, and the daemon knows of no VM while it is away.
+#[test]
+fn what_libvirt_saves_it_restores() -> Result<()> {
+    Lab::run("libvirt saves", 1, |lab| {
+        let daemon = lab.daemon(Folios::Small)?;
+        let emulator = lab.dir().join("pagoda-qemu");
+        symlink(programs::bin_dir()?.join("pagoda"), &emulator).context("make pagoda-qemu")?;
+        let libvirt = Libvirt::start(&lab.dir().join("lv"))?;
+        let console = lab.dir().join("console");
+        let file = lab.dir().join("domain.xml");
+        fs::write(&file, domain(&emulator, &daemon, &console, "pagoda.work=control")?).context("write the domain")?;
+        libvirt.virsh(&["define", &file.to_string_lossy()])?;
+        libvirt.virsh(&["start", NAME])?;
+        let deadline = Instant::now() + GUEST_MAX;
+        let port = console.with_extension("control");
+        let mut control = Control::connect(&port, deadline)?;
+        control.run("fill 220")?;
+        control.run("run random")?;
+        let swapped = |info: &pagoda_api::VmInfo| info.swapped_bytes > 64 * MIB;
+        let saved = lab.dir().join("saved");
+        let saved = saved.to_string_lossy();
+        let ways: [(&[&str], &[&str]); 2] =
+            [(&["save", NAME, &saved], &["restore", &saved]), (&["managedsave", NAME], &["start", NAME])];
+        for (save, restore) in ways {
+            daemon.wait_vm(NAME, "more of it was touched than fits", GUEST_MAX, swapped)?;
+            libvirt.virsh(save)?;
+            daemon.wait_gone(NAME)?;
+            libvirt.virsh(restore)?;
+            let info = daemon.wait_vm(NAME, "it runs again", GUEST_MAX, |info| info.state == VmState::Running)?;
+            ensure!(info.dram_limit_bytes == DRAM_MIB * MIB && info.resident_bytes <= DRAM_MIB * MIB, "{info:#?}");
+            control = Control::of_restored(&port, deadline)?;
+            control.run("verify").with_context(|| format!("after {}", save[0]))?;
+        }
+        control.send("poweroff")?;
+        let ended = wait::until("the guest's verdict", GUEST_MAX, || Ok(verdict(&console)))?;
+        ensure!(ended == "ok", "the guest says {ended}");
+        daemon.wait_gone(NAME)
     })
 }

@@ -31,6 +31,7 @@ mod snapshots;
 mod snapshots_disks;
 mod squeeze;
 mod storm;
+mod streams;
 mod survival;
 mod swapdisk;
 mod tiers;

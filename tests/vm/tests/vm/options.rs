@@ -15,7 +15,7 @@ use vm_tests::{Daemon, Folios, GuestOptions, Lab, MIB, Qemu, wait};
 
 /// Who runs a guest.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum By {
+pub enum By {
     PlainQemu,
     Pagoda,
 }
@@ -24,7 +24,7 @@ const WORK: &str = "pagoda.work=random:seconds=8,verify pagoda.mib=260";
 /// Of 512 MiB.
 const DRAM: &str = "160M";
 
-fn start(lab: &Lab, daemon: &Daemon, by: By, qemu: Qemu, name: &str, more: &str) -> Result<Rc<Guest>> {
+pub fn start(lab: &Lab, daemon: &Daemon, by: By, qemu: Qemu, name: &str, more: &str) -> Result<Rc<Guest>> {
     let mut options = GuestOptions::new(name, WORK).qemu(qemu).more(more);
     // QEMU without Pagoda has no such device.
     options.run_options.push("--no-vmgenid".into());
@@ -35,7 +35,7 @@ fn start(lab: &Lab, daemon: &Daemon, by: By, qemu: Qemu, name: &str, more: &str)
 }
 
 /// The state was saved or sent by one and is in the other: the guest verifies every page of it.
-fn goes_on(daemon: &Daemon, by: By, guest: &Guest) -> Result<()> {
+pub fn goes_on(daemon: &Daemon, by: By, guest: &Guest) -> Result<()> {
     guest.finish()?;
     if by == By::Pagoda {
         daemon.wait_gone(&guest.name)?;
@@ -43,7 +43,7 @@ fn goes_on(daemon: &Daemon, by: By, guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-fn was_paged(daemon: &Daemon, by: By, name: &str) -> Result<()> {
+pub fn was_paged(daemon: &Daemon, by: By, name: &str) -> Result<()> {
     if by == By::PlainQemu {
         return Ok(());
     }
@@ -55,7 +55,7 @@ fn hmp(qmp: &mut Qmp, line: &str) -> Result<String> {
     Ok(said.as_str().unwrap_or_default().replace('\r', ""))
 }
 
-fn quit(guest: &Guest, qmp: &mut Qmp) -> Result<()> {
+pub fn quit(guest: &Guest, qmp: &mut Qmp) -> Result<()> {
     // QEMU may close the monitor before it answers.
     let _ = qmp.execute("quit", json!({}));
     guest.wait_exit(wait::HANG).map(drop)
@@ -98,9 +98,13 @@ fn savevm_of_one_loads_in_the_other_qemu_10() -> Result<()> {
 
 /// Migrates, and waits for the end on the source's side.
 fn migrate(source: &mut Qmp, path: &Path) -> Result<()> {
+    migrate_to(source, &format!("unix:{}", path.display()))
+}
+
+pub fn migrate_to(source: &mut Qmp, uri: &str) -> Result<()> {
     // The guest writes faster than QEMU sends under TCG, so its last pages are sent while it stands still.
     source.execute("migrate-set-parameters", json!({ "downtime-limit": 60_000, "max-bandwidth": 1_u64 << 40 }))?;
-    source.execute("migrate", json!({ "uri": format!("unix:{}", path.display()) }))?;
+    source.execute("migrate", json!({ "uri": uri }))?;
     wait::until("the end of the migration", wait::HANG, || {
         let state = source.execute("query-migrate", json!({}))?;
         match state["status"].as_str() {
@@ -111,7 +115,7 @@ fn migrate(source: &mut Qmp, path: &Path) -> Result<()> {
     })
 }
 
-fn capability(name: &str) -> Value {
+pub fn capability(name: &str) -> Value {
     json!({ "capabilities": [{ "capability": name, "state": true }] })
 }
 
