@@ -58,10 +58,12 @@ fn is_known(headers: &HeaderMap, token: &str) -> bool {
 
 async fn answer(State(site): State<Arc<Site>>, ConnectInfo(peer): ConnectInfo<Peer>, request: Request) -> Response {
     if !is_known(request.headers(), &site.token) {
-        let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
+        // A connection of somebody unknown is closed after one request, and before it, when it has been idle for too long.
+        let challenge = [(header::WWW_AUTHENTICATE, "Bearer"), (header::CONNECTION, "close")];
         return (StatusCode::UNAUTHORIZED, challenge, "give the VM's token: Authorization: Bearer TOKEN\n")
             .into_response();
     }
+    peer.0.note_request();
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let allowed = [(header::ALLOW, "GET, HEAD")];
         return (StatusCode::METHOD_NOT_ALLOWED, allowed, "files are read here\n").into_response();

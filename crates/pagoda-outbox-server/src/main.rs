@@ -125,8 +125,8 @@ fn run(options: Options) -> Result<()> {
 
 /// What was published is still delivered.
 fn linger(outbox: &Outbox, most: Duration) {
-    let deadline = Instant::now() + most;
-    while !outbox.is_delivered() && Instant::now() < deadline {
+    let deadline = Instant::now().checked_add(most);
+    while !outbox.is_delivered() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
         outbox.wait_change(LINGER_INTERVAL);
     }
 }

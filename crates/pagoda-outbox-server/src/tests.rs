@@ -294,6 +294,12 @@ fn requests() {
     let path = "/vm1/a%20b.txt";
     assert_eq!(lab.status(path, "Authorization: Bearer 0123456789abcdeg\r\n"), 401);
     assert_eq!(lab.status(path, "Authorization: Basic eDp5\r\n"), 401);
+    // Who is unknown keeps no connection.
+    let mut stranger = TcpStream::connect(lab.address).unwrap();
+    stranger.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stranger, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    assert!(stranger.read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 401 "), "{answer}");
     assert_eq!(reply(lab.ask("PUT", path, "Content-Length: 0\r\n"), false).status(), 405);
     for absent in ["/vm2/a%20b.txt", "/vm1/../vm1/a%20b.txt", "/vm1/x", "/", "/vm1/a%20b.txt/x", "/vm1//a%20b.txt"] {
         assert_eq!(lab.status(absent, ""), 404, "{absent}");
@@ -343,6 +349,11 @@ fn a_growing_file_has_no_tag_and_parts_of_what_is_there() {
     );
     assert!(part.is_whole && part.body == content(1, 1_000, 4_000));
     assert_eq!(lab.status("/vm1/f", "Range: bytes=5000-\r\n"), 416);
+    // Such a client could not tell a reply that is cut short from a whole one.
+    let mut old = TcpStream::connect(lab.address).unwrap();
+    old.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(old, "GET /vm1/f HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n").unwrap();
+    assert_eq!(reply(old, false).status(), 505);
     let on_close = lab.create("later");
     lab.outbox.space().set_xattr(on_close.1, b"user.pagoda.mode", b"on-close", XattrWrite::Any).unwrap();
     lab.write(on_close, 0, &content(2, 0, 100)).unwrap();

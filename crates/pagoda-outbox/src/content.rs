@@ -90,9 +90,9 @@ impl Content {
         self.charged.bytes()
     }
 
-    /// Nobody writes it now, so what there is is all of it.
+    /// Nobody writes it now, so what there is is all of it. A guest that obeys no rules closes a file while its writes are under way.
     pub fn is_complete(&self) -> bool {
-        self.state == State::Sealed || (self.state == State::Open && self.writers == 0 && self.writes.is_empty())
+        self.state != State::Broken && self.is_idle()
     }
 
     pub fn is_published(&self) -> bool {
@@ -105,7 +105,11 @@ impl Content {
     }
 
     pub fn set_policy(&mut self, policy: Policy) -> Result<(), Refusal> {
-        if policy != self.policy && self.cursor > 0 {
+        if policy == self.policy {
+            // What was delivered stays delivered.
+            return Ok(());
+        }
+        if self.cursor > 0 {
             return Err(Refusal::BadPolicy);
         }
         self.delivery = Delivery::new(policy.deliveries);
@@ -256,7 +260,11 @@ impl Content {
     /// The end of what may be given back, if no reader is below `slowest`.
     fn disposable_end(&self, slowest: Option<u64>) -> u64 {
         let delivered = self.delivery.delivered_below().min(slowest.unwrap_or(u64::MAX));
-        if self.state == State::Sealed && delivered >= self.size { page_ceil(self.size) } else { page_floor(delivered) }
+        if self.state == State::Sealed && self.is_idle() && delivered >= self.size {
+            page_ceil(self.size)
+        } else {
+            page_floor(delivered)
+        }
     }
 
     /// Bytes of pages that may be given back.

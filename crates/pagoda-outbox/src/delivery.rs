@@ -26,8 +26,9 @@ impl Delivery {
             let mut again = Vec::new();
             for part in parts {
                 again.extend(set.overlaps(&part));
-                // Bytes that are not noted stay in memory: never wrong, and a client that reads in order adds no piece.
-                if set.pieces_with(&part) <= DELIVERED_PIECES_MAX {
+                // Bytes that are not noted stay in memory: never wrong. A client that reads in order is always noted: its bytes make one
+                // piece at most.
+                if part.start <= set.prefix() || set.pieces_with(&part) <= DELIVERED_PIECES_MAX {
                     set.insert(part);
                 }
             }
@@ -63,6 +64,9 @@ mod tests {
         let mut once = Delivery::new(1);
         (1..1000).for_each(|at| once.acknowledge(at * 2..at * 2 + 1));
         assert_eq!(once.times[0].pieces(), DELIVERED_PIECES_MAX);
+        once.acknowledge(0..1);
+        once.acknowledge(1..2);
+        assert_eq!((once.delivered_below(), once.times[0].pieces()), (3, DELIVERED_PIECES_MAX));
         once.acknowledge(0..2000);
         assert_eq!(once.delivered_below(), 2000);
     }

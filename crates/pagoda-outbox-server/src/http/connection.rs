@@ -117,7 +117,8 @@ impl Connection {
         inner.moved = Instant::now();
     }
 
-    pub fn note_read(&self) {
+    /// Somebody who has the token asks for something.
+    pub fn note_request(&self) {
         self.inner().moved = Instant::now();
     }
 
@@ -170,10 +171,10 @@ impl Connection {
         if inner.marks.is_empty() {
             return;
         }
-        let queued = inner.socket.as_ref().and_then(|socket| unacknowledged(socket).ok());
-        // After that, so that the last acknowledgement before its end counts.
         let is_gone =
             inner.is_closed && inner.socket.as_ref().is_none_or(|socket| rustix::net::getpeername(socket).is_err());
+        // After that, so that the last acknowledgement before its end counts.
+        let queued = inner.socket.as_ref().and_then(|socket| unacknowledged(socket).ok());
         let acknowledged = queued.map_or(0, |queued| inner.written.saturating_sub(queued));
         if acknowledged > inner.acknowledged {
             inner.acknowledged = acknowledged;

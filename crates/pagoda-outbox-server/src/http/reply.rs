@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Version, header};
 use axum::response::{IntoResponse, Response};
 use pagoda_outbox::{Attributes, Refusal, Selection, State};
 
@@ -47,7 +47,7 @@ pub fn file(site: &Arc<Site>, connection: &Arc<Connection>, request: &Request, f
     }
     let headers = request.headers();
     // A file that can still change has no tag: two replies of it need not be the same.
-    let is_sealed = found.state == State::Sealed;
+    let is_sealed = found.state == State::Sealed && found.is_complete;
     let tag = is_sealed.then(|| format!("\"{:x}-{:x}-{:x}\"", site.life, found.ino.0, found.size));
     if let Some(refused) = conditions(headers, tag.as_deref()) {
         return refused;
@@ -81,6 +81,10 @@ pub fn file(site: &Arc<Site>, connection: &Arc<Connection>, request: &Request, f
         reply = reply.status(StatusCode::PARTIAL_CONTENT).header(header::CONTENT_RANGE, range);
     }
     let has_length = is_part || found.is_complete;
+    if !has_length && request.version() == Version::HTTP_10 {
+        // Without chunks, a reply that is cut short looks like a whole one.
+        return (StatusCode::HTTP_VERSION_NOT_SUPPORTED, "the file grows: ask by HTTP/1.1\n").into_response();
+    }
     if has_length {
         reply = reply.header(header::CONTENT_LENGTH, range.end - range.start);
     }

@@ -76,12 +76,7 @@ impl AsyncRead for Counted {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
-        if buffer.filled().len() > before {
-            self.connection.note_read();
-        }
-        polled
+        Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 

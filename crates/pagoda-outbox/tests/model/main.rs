@@ -22,21 +22,66 @@ enum Place {
 
 #[derive(Debug, Clone)]
 enum Op {
-    Create { name: usize, on_close: bool, deliveries: u8 },
-    Open { name: usize },
-    Release { pick: usize },
-    Write { pick: usize, at: Place, length: u64 },
-    CompleteWrite { pick: usize, share: u64 },
-    Resize { name: usize, size: Place },
-    Unlink { name: usize },
-    Rename { from: usize, to: usize },
-    Attach { name: usize, start: u64, length: Option<u64> },
-    Next { pick: usize, max: u64 },
-    Acknowledge { pick: usize, share: u64 },
-    Detach { pick: usize },
-    Reclaim { want: u64 },
-    CompleteReclaim { pick: usize },
-    Budget { pages: u64 },
+    Create {
+        name: usize,
+        on_close: bool,
+        deliveries: u8,
+    },
+    /// Sets an attribute to the value that it has.
+    Repeat {
+        name: usize,
+    },
+    Open {
+        name: usize,
+    },
+    Release {
+        pick: usize,
+    },
+    Write {
+        pick: usize,
+        at: Place,
+        length: u64,
+    },
+    CompleteWrite {
+        pick: usize,
+        share: u64,
+    },
+    Resize {
+        name: usize,
+        size: Place,
+    },
+    Unlink {
+        name: usize,
+    },
+    Rename {
+        from: usize,
+        to: usize,
+    },
+    Attach {
+        name: usize,
+        start: u64,
+        length: Option<u64>,
+    },
+    Next {
+        pick: usize,
+        max: u64,
+    },
+    Acknowledge {
+        pick: usize,
+        share: u64,
+    },
+    Detach {
+        pick: usize,
+    },
+    Reclaim {
+        want: u64,
+    },
+    CompleteReclaim {
+        pick: usize,
+    },
+    Budget {
+        pages: u64,
+    },
     Abandon,
 }
 
@@ -51,6 +96,7 @@ fn ops() -> impl Strategy<Value = Op> {
     let at = prop_oneof![0..10 * PAGE, (0_u64..10).prop_map(|page| page * PAGE)];
     prop_oneof![
         3 => (name.clone(), any::<bool>(), 1_u8..3).prop_map(|(name, on_close, deliveries)| Op::Create { name, on_close, deliveries }),
+        2 => name.clone().prop_map(|name| Op::Repeat { name }),
         3 => name.clone().prop_map(|name| Op::Open { name }),
         2 => pick.prop_map(|pick| Op::Release { pick }),
         12 => (pick, place.clone(), 1..5 * PAGE).prop_map(|(pick, at, length)| Op::Write { pick, at, length }),
@@ -108,6 +154,13 @@ impl Run {
     fn apply(&mut self, op: Op) -> Result<(), TestCaseError> {
         match op {
             Op::Create { name, on_close, deliveries } => self.create(name, on_close, deliveries)?,
+            Op::Repeat { name } => {
+                let Some(file) = self.find(name) else { return Ok(()) };
+                let before = self.space.figures();
+                let value = self.space.xattr(file.ino, b"user.pagoda.readers").unwrap().to_vec();
+                self.space.set_xattr(file.ino, b"user.pagoda.readers", &value, XattrWrite::Any).unwrap();
+                prop_assert_eq!(self.space.figures(), before);
+            }
             Op::Open { name } => {
                 let Some(file) = self.find(name) else { return Ok(()) };
                 let expected = self.reference.check_open(file.ino);

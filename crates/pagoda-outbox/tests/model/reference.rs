@@ -56,7 +56,7 @@ impl File {
     }
 
     fn is_complete(&self) -> bool {
-        self.is_sealed || (!self.is_broken && self.writers == 0 && self.writes.is_empty())
+        !self.is_broken && self.writers == 0 && self.writes.is_empty()
     }
 
     fn is_published(&self) -> bool {
