@@ -207,10 +207,10 @@ impl Rounds {
     }
 
     /// How writers are to be slowed now: not at all before the time limit, nor once the VM stands still or the move is given up.
-    pub const fn slowing(&self) -> Slowing {
+    pub fn slowing(&self, now: Moment) -> Slowing {
         match self.phase {
             // The VM is stopped because of what it writes at this speed.
-            Phase::Rounds | Phase::Stopping(_) => self.slower.step(),
+            Phase::Rounds | Phase::Stopping(_) => self.slower.slowing(now),
             Phase::Last(_) | Phase::Done => Slowing::NONE,
         }
     }
@@ -285,7 +285,7 @@ impl Rounds {
             left: self.pages.left(),
             rate: self.estimate.rate(),
             written_rate: self.estimate.written_rate(),
-            slowing: self.slowing(),
+            slowing: self.slowing(now),
             elapsed: now.since(self.began),
             remaining: self.estimate.remaining(self.pages.left()),
             expected_downtime: self.expected_downtime(),

@@ -17,7 +17,7 @@ use anyhow::{Result, ensure};
 use pagoda_api::{Client, HostPatch, MoveRequest};
 
 use crate::cli::HostDrain;
-use crate::exit::{Refused, UsageError};
+use crate::exit::{Refused, Undecided, UsageError};
 use crate::moves::follow::Interrupt;
 use crate::output::{Format, print_json, print_text};
 
@@ -47,10 +47,16 @@ pub fn run(client: &Client, options: &HostDrain, format: Format) -> Result<()> {
     if format == Format::Text {
         report::print_plan(&planned, format)?;
     }
-    let ended = moving::move_all(client, &planned, &request, options.at_once.into(), &interrupt);
-    let came = came_meanwhile(client, &planned)?;
+    let ended = moving::move_all(client, &planned, &request, options.at_once.into(), &draining, &interrupt);
+    let came = came_meanwhile(client, &planned);
     drop(draining);
-    report::finish(planned, ended, came, format)
+    match came {
+        Ok(came) => report::finish(planned, ended, came, format),
+        Err(error) => {
+            report::finish(planned, ended, Vec::new(), format)?;
+            Err(Undecided(format!("who is here now cannot be told: {error:#}")).into())
+        }
+    }
 }
 
 /// VMs that nobody has asked about: they were just being made, or were restored.
@@ -110,6 +116,13 @@ impl Draining<'_> {
     fn begin(client: &Client) -> Result<Draining<'_>> {
         client.patch_host(&HostPatch { draining: Some(true), ..HostPatch::default() })?;
         Ok(Draining(client))
+    }
+
+    /// The daemon was started again, and knows of no drain.
+    fn again(&self) {
+        if let Err(error) = self.0.patch_host(&HostPatch { draining: Some(true), ..HostPatch::default() }) {
+            eprintln!("pagoda: this host may take new VMs meanwhile: {error}");
+        }
     }
 }
 

@@ -27,6 +27,8 @@ pub(super) struct Slower {
     step: Slowing,
     /// Since when there is no time left but this.
     since: Option<Moment>,
+    /// Until when writers may be slowed, also in the middle of a long round.
+    until: Option<Moment>,
     before: Option<PageCount>,
     /// The round that is under way is slower than the one before.
     is_slower: bool,
@@ -35,14 +37,19 @@ pub(super) struct Slower {
 }
 
 impl Slower {
-    /// How writers are slowed now.
+    /// The step that was decided last.
     pub const fn step(&self) -> Slowing {
         self.step
     }
 
+    /// How writers are slowed now.
+    pub fn slowing(&self, now: Moment) -> Slowing {
+        if self.until.is_some_and(|until| now >= until) { Slowing::NONE } else { self.step }
+    }
+
     /// The link is gone: writers wait for nothing. The time goes on.
     pub fn stop(&mut self) {
-        *self = Slower { since: self.since, ..Slower::default() };
+        *self = Slower { since: self.since, until: self.until, ..Slower::default() };
     }
 
     /// A round has left so much, and the one before it `before`. How the next one is to be.
@@ -50,7 +57,9 @@ impl Slower {
     /// # Errors
     /// It is of no use.
     pub fn end_round(&mut self, now: Moment, left: PageCount, time_max: Duration) -> Result<Slowing, Hopeless> {
-        let slowed = now.since(*self.since.get_or_insert(now));
+        let since = *self.since.get_or_insert(now);
+        self.until = Some(since + slow_time_max(time_max));
+        let slowed = now.since(since);
         if slowed >= slow_time_max(time_max) {
             return Err(Hopeless::SlowTimeOver { slowed });
         }

@@ -74,7 +74,7 @@ impl Run {
 
     /// Rounds until something else happens than a round at this speed.
     fn rounds(&mut self, written: impl Fn(usize) -> u64) -> (usize, Step) {
-        let slowing = self.rounds.slowing();
+        let slowing = self.rounds.slowing(self.now);
         for round in 0..50 {
             let step = self.round(written(round));
             if step != Step::Round(slowing) {
@@ -161,25 +161,28 @@ fn from_the_limit_on_writers_are_slowed_until_what_is_left_is_short() {
     let mut run = Run::new(slow_guest());
     let (_, step) = run.rounds(|_| 900);
     assert!(run.now.0 >= 300 * MS, "{:?}", run.now);
-    let first = run.rounds.slowing();
+    let first = run.rounds.slowing(run.now);
     assert_eq!((step, first.delay()), (Step::Round(first), Duration::from_micros(50)));
-    assert!(run.round(900) == Step::Round(run.rounds.slowing()) && run.rounds.slowing() > first);
+    assert!(run.round(900) == Step::Round(run.rounds.slowing(run.now)) && run.rounds.slowing(run.now) > first);
     // 400 pages take 16 ms and a stop 10: it need not become less.
-    let slowed = run.rounds.slowing();
-    assert_eq!((run.round(400), run.rounds.slowing()), (Step::Stop(Handover::Whole), slowed));
+    let slowed = run.rounds.slowing(run.now);
+    assert_eq!((run.round(400), run.rounds.slowing(run.now)), (Step::Stop(Handover::Whole), slowed));
     run.rounds.stopped(&map([]), run.now);
-    assert_eq!(run.rounds.slowing(), Slowing::NONE);
+    assert_eq!(run.rounds.slowing(run.now), Slowing::NONE);
 }
 
 #[test]
 fn nobody_is_slowed_while_the_link_is_away_or_when_it_is_given_up() {
     let mut run = Run::new(slow_guest());
     run.rounds(|_| 900);
-    assert!(run.rounds.slowing() > Slowing::NONE);
+    assert!(run.rounds.slowing(run.now) > Slowing::NONE);
+    // Not for longer than they may be, however long the round takes.
+    let until = run.now + SLOW_TIME_MIN;
+    assert!(run.rounds.slowing(until + MS) == Slowing::NONE && run.rounds.slowing(run.now) > Slowing::NONE);
     run.rounds.lost_link();
     assert_eq!(run.rounds.progress(run.now).slowing, Slowing::NONE);
     let step = (0..50).map(|_| run.round(900)).find(|step| !matches!(step, Step::Round(_)));
-    assert_eq!((step, run.rounds.slowing()), (Some(Step::GiveUp(Hopeless::CannotSlow)), Slowing::NONE));
+    assert_eq!((step, run.rounds.slowing(run.now)), (Some(Step::GiveUp(Hopeless::CannotSlow)), Slowing::NONE));
 }
 
 #[test]

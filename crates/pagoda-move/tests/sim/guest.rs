@@ -69,9 +69,9 @@ impl World {
 
     /// What a write to this page waits: nothing, unless it is the first one since a look and writers are slowed.
     fn write_delay(&mut self, host: usize, page: PageIdx) -> Duration {
-        let is_first = self.hosts[host].protected.contains(page);
+        let (now, is_first) = (self.now, self.hosts[host].protected.contains(page));
         let rounds = self.outgoing(host).and_then(|session| session.rounds.as_ref());
-        rounds.map_or(Duration::ZERO, |rounds| if is_first { rounds.slowing().delay() } else { Duration::ZERO })
+        rounds.map_or(Duration::ZERO, |rounds| if is_first { rounds.slowing(now).delay() } else { Duration::ZERO })
     }
 
     fn guest_writes(&mut self, host: usize, page: PageIdx) {

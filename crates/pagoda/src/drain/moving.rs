@@ -3,13 +3,15 @@
 //! The daemon moves each VM by itself; this begins the moves in the plan's order, follows them, and begins the next when one is over.
 //! Ctrl-C has those that are under way given up and begins no more; those that are given away already go on, and are followed.
 
-use anyhow::Result;
-use pagoda_api::{Client, MoveReply, MoveRequest};
+use std::time::Instant;
 
-use super::text;
+use anyhow::Result;
+use pagoda_api::{Client, ClientError, MoveReply, MoveRequest};
+
 use super::types::{DrainPlan, Ended, Outcome, PlannedVm};
+use super::{Draining, text};
 use crate::exit::GivenUp;
-use crate::moves::follow::{Followed, Interrupt, LOOK_EVERY};
+use crate::moves::follow::{AWAY_MAX, Followed, Interrupt, LOOK_EVERY};
 use crate::output::Progress;
 
 /// A move that is under way.
@@ -19,16 +21,25 @@ struct Moving<'a> {
     followed: Followed,
 }
 
+/// A move that was not begun.
+enum NotBegun {
+    /// Nobody was asked. It can be tried again.
+    DaemonIsAway(Box<Ended>),
+    Over(Box<Ended>),
+}
+
 /// Moves all that have a place. How each has ended.
 pub fn move_all(
     client: &Client,
     plan: &DrainPlan,
     request: &MoveRequest,
     at_once: usize,
+    draining: &Draining<'_>,
     interrupt: &Interrupt,
 ) -> Vec<Ended> {
-    let mut next = plan.vms.iter().filter_map(|vm| Some((vm, vm.host.as_deref()?)));
+    let mut next = plan.vms.iter().filter_map(|vm| Some((vm, vm.host.as_deref()?))).peekable();
     let all = next.clone().count();
+    let mut away_since: Option<Instant> = None;
     let (mut moving, mut ended): (Vec<Moving<'_>>, Vec<Ended>) = (Vec::new(), Vec::new());
     let (mut progress, mut is_cancelled) = (Progress::default(), false);
     loop {
@@ -42,14 +53,26 @@ pub fn move_all(
         while moving.len() < at_once
             && !is_cancelled
             && !interrupt.has_come()
-            && let Some((vm, host)) = next.next()
+            && let Some(&(vm, host)) = next.peek()
         {
-            match begin(client, vm, host, request) {
+            let begun = begin(client, vm, host, request);
+            if matches!(begun, Err(NotBegun::DaemonIsAway(_)))
+                && away_since.get_or_insert_with(Instant::now).elapsed() < AWAY_MAX
+            {
+                // It is started again, as a rule.
+                break;
+            }
+            if away_since.take().is_some() {
+                draining.again();
+            }
+            next.next();
+            match begun {
                 Ok(one) => moving.push(one),
-                Err(end) => say(&mut progress, &mut ended, *end),
+                Err(NotBegun::DaemonIsAway(end) | NotBegun::Over(end)) => say(&mut progress, &mut ended, *end),
             }
         }
-        if moving.is_empty() {
+        let is_over = next.peek().is_none() || is_cancelled || interrupt.has_come();
+        if moving.is_empty() && is_over {
             break;
         }
         progress.say(&text::progress(moving.iter().map(|one| one.followed.now()), ended.len(), all));
@@ -66,22 +89,22 @@ pub fn move_all(
     ended
 }
 
-fn begin<'a>(
-    client: &Client,
-    vm: &'a PlannedVm,
-    host: &'a str,
-    request: &MoveRequest,
-) -> Result<Moving<'a>, Box<Ended>> {
+fn begin<'a>(client: &Client, vm: &'a PlannedVm, host: &'a str, request: &MoveRequest) -> Result<Moving<'a>, NotBegun> {
     match client.move_vm(&vm.vm, &MoveRequest { to: host.to_owned(), ..request.clone() }) {
         Ok(MoveReply::Begun(status)) => Ok(Moving { vm: &vm.vm, host, followed: Followed::new(status) }),
         Ok(MoveReply::Plan(_)) => {
-            Err(stays(&vm.vm, host, "the daemon has only planned it once more".to_owned()).into())
+            Err(NotBegun::Over(stays(&vm.vm, host, "the daemon has only planned it once more".to_owned()).into()))
+        }
+        // Nothing was sent.
+        Err(error @ ClientError::NotRunning { .. }) => {
+            Err(NotBegun::DaemonIsAway(stays(&vm.vm, host, error.to_string()).into()))
         }
         // It may have begun.
         Err(error) if error.is_unreachable() => {
-            Err(Ended { outcome: Outcome::Undecided, ..stays(&vm.vm, host, error.to_string()) }.into())
+            let undecided = Ended { outcome: Outcome::Undecided, ..stays(&vm.vm, host, error.to_string()) };
+            Err(NotBegun::Over(undecided.into()))
         }
-        Err(error) => Err(stays(&vm.vm, host, error.to_string()).into()),
+        Err(error) => Err(NotBegun::Over(stays(&vm.vm, host, error.to_string()).into())),
     }
 }
 

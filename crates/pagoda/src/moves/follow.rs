@@ -15,7 +15,7 @@ use crate::output::Progress;
 /// Between two looks.
 pub const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How long a daemon may be away. One that is restarted answers again within seconds.
-const AWAY_MAX: Duration = Duration::from_secs(60);
+pub const AWAY_MAX: Duration = Duration::from_secs(60);
 /// How long the other host may leave a grant unanswered: as long as a link may be away before one (docs/protocol/move.md). The
 /// daemon goes on asking.
 const UNANSWERED_MAX: Duration = Duration::from_secs(40);

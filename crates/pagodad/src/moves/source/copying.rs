@@ -147,8 +147,8 @@ impl Copying {
     }
 
     /// How the guest's writers are to be slowed now.
-    pub const fn slowing(&self) -> Slowing {
-        self.rounds.slowing()
+    pub fn slowing(&self, now: Moment) -> Slowing {
+        self.rounds.slowing(now)
     }
 
     pub fn lost_link(&mut self) {

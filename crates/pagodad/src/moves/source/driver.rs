@@ -163,7 +163,7 @@ impl Driver {
 
     /// As the rounds want it. Without rounds nobody is slowed.
     fn slow_writers(&mut self) {
-        let slowing = self.copying.as_ref().map_or(Slowing::NONE, Copying::slowing);
+        let slowing = self.copying.as_ref().map_or(Slowing::NONE, |copying| copying.slowing(self.now()));
         self.begun.guest.slow(slowing);
     }
 
