@@ -34,6 +34,10 @@ const LOOK: Duration = Duration::from_millis(10);
 /// [`ErrorCode::Refused`] and others of a request that is wrong: nothing was changed.
 pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<CreatedVm, ApiError> {
     request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
+    if request.as_name.as_ref().is_some_and(|name| *name != request.from.vm) {
+        // By another name it is a new VM.
+        registry.draining.check(request.vm_name())?;
+    }
     let source = source_of(registry, &request.from, request.vm_name())?;
     let manifest = source.manifest().clone();
     let vm = vm_of(&manifest, request);
