@@ -16,7 +16,6 @@ mod settings;
 mod slower;
 mod slowing;
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use pagoda_core::units::{Bytes, ChunkIdx, PageCount};
@@ -33,14 +32,6 @@ pub use progress::{Phase, Progress, Waits};
 pub use settings::{Handover, Hopeless, LITTLE, Mode, Next, OnTimeout, ROUND_MIN, STALL_ROUNDS, Settings, Step};
 pub use slower::{SLOW_TIME_MIN, slow_time_max};
 pub use slowing::{SLOW_DELAYS_US, Slowing};
-
-/// A round that has been sent.
-#[derive(Clone, Copy, Debug)]
-struct Ended {
-    round: RoundNo,
-    began: Moment,
-    bytes: Bytes,
-}
 
 #[derive(Clone, Debug)]
 pub struct Rounds {
@@ -62,9 +53,6 @@ pub struct Rounds {
     saved: Bytes,
     slower: Slower,
     estimate: Estimate,
-    /// Rounds that have been sent and that the destination has not acknowledged, the oldest first.
-    unacknowledged: VecDeque<Ended>,
-    kept_at: Moment,
 }
 
 impl Rounds {
@@ -96,8 +84,6 @@ impl Rounds {
             saved: Bytes::ZERO,
             slower: Slower::default(),
             estimate: Estimate::new(rate),
-            unacknowledged: VecDeque::new(),
-            kept_at: now,
         }
     }
 
@@ -166,20 +152,18 @@ impl Rounds {
     }
 
     /// Ends the round: its end is sent behind its pages.
-    pub fn end_round(&mut self) -> RoundNo {
+    pub fn end_round(&mut self, now: Moment) -> RoundNo {
         let ended = self.round;
-        self.estimate.compressed(self.round_sent, self.round_saved);
-        self.unacknowledged.push_back(Ended { round: ended, began: self.round_began, bytes: self.round_sent });
+        self.estimate.sent(self.round_sent, self.round_saved, now.since(self.round_began));
         self.pages.end_round();
         self.round = ended.next();
         ended
     }
 
     /// The destination has every page of that round, and of those before.
-    pub fn kept(&mut self, round: RoundNo, now: Moment) {
+    pub fn kept(&mut self, round: RoundNo) {
         if round < self.round && round.0 >= self.kept {
             self.kept = round.0 + 1;
-            self.delivered(round, now);
             self.pages.kept(round.next() == self.round);
         }
         if matches!(self.phase, Phase::Last(_)) && self.kept == self.round.0 && !self.pages.must_send() {
@@ -187,22 +171,9 @@ impl Rounds {
         }
     }
 
-    /// The link was busy with these rounds since they began, or since the one before was there.
-    fn delivered(&mut self, up_to: RoundNo, now: Moment) {
-        let Some(first) = self.unacknowledged.front() else { return };
-        let busy_from = first.began.max(self.kept_at);
-        let mut bytes = Bytes::ZERO;
-        while let Some(ended) = self.unacknowledged.pop_front_if(|ended| ended.round <= up_to) {
-            bytes += ended.bytes;
-        }
-        self.estimate.delivered(bytes, now.since(busy_from));
-        self.kept_at = now;
-    }
-
     /// The link was cut: what was not acknowledged is sent again. Writers wait for nothing meanwhile.
     pub fn lost_link(&mut self) {
         self.pages.lost_link();
-        self.unacknowledged.clear();
         self.slower.stop();
     }
 
@@ -307,16 +278,10 @@ impl Rounds {
         }
     }
 
-    /// The last pages go behind all that the destination has not acknowledged. None if nothing is known of the link.
+    /// None if nothing is known of the link.
     fn expected_downtime(&self) -> Option<Duration> {
-        let before = self.unacknowledged.iter().map(|ended| ended.bytes.0).sum();
-        let (before, left) = (Bytes(before), self.pages.left().bytes());
-        if before == Bytes::ZERO && left == Bytes::ZERO {
-            return Some(self.settings.stop_cost);
-        }
-        let before = self.estimate.rate()?.time_ceil(before)?;
-        let pages = self.estimate.page_rate()?.time_ceil(left)?;
-        Some(self.settings.stop_cost.saturating_add(before).saturating_add(pages))
+        let pages = self.estimate.page_rate()?.time_ceil(self.pages.left().bytes())?;
+        Some(self.settings.stop_cost.saturating_add(pages))
     }
 
     /// Short enough, and not about to become much shorter. Writers that are slowed have waited for this.
