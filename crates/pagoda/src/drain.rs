@@ -47,7 +47,7 @@ pub fn run(client: &Client, options: &HostDrain, format: Format) -> Result<()> {
     if format == Format::Text {
         report::print_plan(&planned, format)?;
     }
-    let ended = moving::move_all(client, &planned, &request, options.at_once.into(), &draining, &interrupt);
+    let ended = moving::move_all(client, &planned, &request, options.at_once.into(), &|| draining.again(), &interrupt);
     let came = came_meanwhile(client, &planned);
     drop(draining);
     match came {

@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::Result;
 use pagoda_api::{Client, ClientError, MoveReply, MoveRequest};
 
+use super::text;
 use super::types::{DrainPlan, Ended, Outcome, PlannedVm};
-use super::{Draining, text};
 use crate::exit::GivenUp;
 use crate::moves::follow::{AWAY_MAX, Followed, Interrupt, LOOK_EVERY};
 use crate::output::Progress;
@@ -28,13 +28,13 @@ enum NotBegun {
     Over(Box<Ended>),
 }
 
-/// Moves all that have a place. How each has ended.
+/// Moves all that have a place, and says when the daemon has been away. How each has ended.
 pub fn move_all(
     client: &Client,
     plan: &DrainPlan,
     request: &MoveRequest,
     at_once: usize,
-    draining: &Draining<'_>,
+    daemon_is_back: &dyn Fn(),
     interrupt: &Interrupt,
 ) -> Vec<Ended> {
     let mut next = plan.vms.iter().filter_map(|vm| Some((vm, vm.host.as_deref()?))).peekable();
@@ -63,7 +63,7 @@ pub fn move_all(
                 break;
             }
             if away_since.take().is_some() {
-                draining.again();
+                daemon_is_back();
             }
             next.next();
             match begun {
