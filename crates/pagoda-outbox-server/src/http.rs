@@ -58,7 +58,7 @@ fn is_known(headers: &HeaderMap, token: &str) -> bool {
 
 async fn answer(State(site): State<Arc<Site>>, ConnectInfo(peer): ConnectInfo<Peer>, request: Request) -> Response {
     if !is_known(request.headers(), &site.token) {
-        // A connection of somebody unknown is closed after one request, and before it, when it has been idle for too long.
+        // Who has no token gets one answer and keeps no connection.
         let challenge = [(header::WWW_AUTHENTICATE, "Bearer"), (header::CONNECTION, "close")];
         return (StatusCode::UNAUTHORIZED, challenge, "give the VM's token: Authorization: Bearer TOKEN\n")
             .into_response();

@@ -56,13 +56,12 @@ pub fn move_all(
             && let Some(&(vm, host)) = next.peek()
         {
             let begun = begin(client, vm, host, request);
-            if matches!(begun, Err(NotBegun::DaemonIsAway(_)))
-                && away_since.get_or_insert_with(Instant::now).elapsed() < AWAY_MAX
-            {
-                // It is started again, as a rule.
-                break;
-            }
-            if away_since.take().is_some() {
+            if matches!(begun, Err(NotBegun::DaemonIsAway(_))) {
+                // It is started again, as a rule. If not, no other VM is waited for.
+                if away_since.get_or_insert_with(Instant::now).elapsed() < AWAY_MAX {
+                    break;
+                }
+            } else if away_since.take().is_some() {
                 daemon_is_back();
             }
             next.next();

@@ -119,15 +119,18 @@ pub fn capability(name: &str) -> Value {
     json!({ "capabilities": [{ "capability": name, "state": true }] })
 }
 
-fn migrated(qemu: Qemu) -> Result<()> {
-    Lab::run("migration", 2, |lab| {
+pub const WAYS: [(By, By); 3] = [(By::PlainQemu, By::Pagoda), (By::Pagoda, By::PlainQemu), (By::Pagoda, By::Pagoda)];
+
+/// Each way, with both sides set up by `set`.
+pub fn migrated(what: &str, qemu: Qemu, set: impl Fn(&mut Qmp) -> Result<()>) -> Result<()> {
+    Lab::run(what, 2, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let ways = [(By::PlainQemu, By::Pagoda), (By::Pagoda, By::PlainQemu), (By::Pagoda, By::Pagoda)];
-        for (number, (from, to)) in ways.into_iter().enumerate() {
+        for (number, (from, to)) in WAYS.into_iter().enumerate() {
             let path = lab.dir().join(format!("migration{number}"));
             let guest = start(lab, &daemon, from, qemu, "source", "")?;
             let incoming = start(lab, &daemon, to, qemu, "target", "-incoming defer")?;
             let (mut source, mut target) = (guest.qmp()?, incoming.qmp()?);
+            [&mut source, &mut target].into_iter().try_for_each(&set)?;
             target.execute("migrate-incoming", json!({ "uri": format!("unix:{}", path.display()) }))?;
             guest.wait_phase("random")?;
             was_paged(&daemon, from, "source")?;
@@ -144,12 +147,12 @@ fn migrated(qemu: Qemu) -> Result<()> {
 
 #[test]
 fn migration_between_plain_qemu_and_pagoda() -> Result<()> {
-    migrated(Qemu::System)
+    migrated("migration", Qemu::System, |_| Ok(()))
 }
 
 #[test]
 fn migration_between_plain_qemu_and_pagoda_qemu_10() -> Result<()> {
-    migrated(Qemu::Ten)
+    migrated("migration", Qemu::Ten, |_| Ok(()))
 }
 
 /// QEMU refuses what needs a userfaultfd of its own, and the guest runs on.

@@ -15,7 +15,7 @@ use vm_tests::guest::Guest;
 use vm_tests::qmp::Qmp;
 use vm_tests::{Daemon, Folios, GuestOptions, Lab, MIB, Qemu, wait};
 
-use crate::options::{By, capability, goes_on, migrate_to, quit, start, was_paged};
+use crate::options::{By, WAYS, capability, goes_on, migrate_to, migrated, quit, start, was_paged};
 
 const FILLED_MIB: u64 = 260;
 const DRAM_MIB: u64 = 160;
@@ -104,8 +104,6 @@ fn a_dump_has_all_pages_qemu_10() -> Result<()> {
     dumped(Qemu::Ten)
 }
 
-const WAYS: [(By, By); 3] = [(By::PlainQemu, By::Pagoda), (By::Pagoda, By::PlainQemu), (By::Pagoda, By::Pagoda)];
-
 fn with_capabilities(qmp: &mut Qmp, names: &[&str], parameters: &serde_json::Value) -> Result<()> {
     for name in names {
         qmp.execute("migrate-set-capabilities", capability(name))?;
@@ -114,28 +112,7 @@ fn with_capabilities(qmp: &mut Qmp, names: &[&str], parameters: &serde_json::Val
 }
 
 fn by_several_channels(qemu: Qemu) -> Result<()> {
-    Lab::run("multifd", 2, |lab| {
-        let daemon = lab.daemon(Folios::Small)?;
-        for (number, (from, to)) in WAYS.into_iter().enumerate() {
-            let uri = format!("unix:{}", lab.dir().join(format!("migration{number}")).display());
-            let guest = start(lab, &daemon, from, qemu, "source", "")?;
-            let incoming = start(lab, &daemon, to, qemu, "target", "-incoming defer")?;
-            let (mut source, mut target) = (guest.qmp()?, incoming.qmp()?);
-            for qmp in [&mut source, &mut target] {
-                with_capabilities(qmp, &["multifd"], &json!({ "multifd-channels": 4 }))?;
-            }
-            target.execute("migrate-incoming", json!({ "uri": uri }))?;
-            guest.wait_phase("random")?;
-            was_paged(&daemon, from, "source")?;
-            migrate_to(&mut source, &uri).with_context(|| format!("from {from:?} to {to:?}"))?;
-            quit(&guest, &mut source)?;
-            goes_on(&daemon, to, &incoming).with_context(|| format!("from {from:?} to {to:?}"))?;
-            if from == By::Pagoda {
-                daemon.wait_gone("source")?;
-            }
-        }
-        Ok(())
-    })
+    migrated("multifd", qemu, |qmp| with_capabilities(qmp, &["multifd"], &json!({ "multifd-channels": 4 })))
 }
 
 #[test]
