@@ -109,12 +109,17 @@ fn bring(source: &Mutex<Source>, arrivals: &Arrivals, seed: u64, is_over: &Atomi
             assert!(lost.is_disjoint(&flat(&arrivals.missing())), "what is asked for was forgotten: {lost:?}");
             send(source, arrivals, demand, &mut chance);
         } else if chance.per_mille(300) {
-            // Whatever it is: also what has come, what was never missing, and what is given back.
-            let first = chance.below(PAGES);
+            // Half the time what has not come, or it would take a loaded machine's patience until the last page is hit. Else whatever it
+            // is: also what has come, what was never missing, and what is given back.
+            let missing: Vec<u64> = flat(&arrivals.missing()).into_iter().collect();
+            let first = match chance.per_mille(500) && !missing.is_empty() {
+                true => missing[chance.below(missing.len() as u64) as usize],
+                false => chance.below(PAGES),
+            };
             let len = chance.within(1, 40).min(256 - first % 256) as u16;
             send(source, arrivals, pages(first, len), &mut chance);
         } else {
-            (0..chance.below(300)).for_each(|_| std::thread::yield_now());
+            (0..chance.below(100)).for_each(|_| std::thread::yield_now());
         }
     }
 }
