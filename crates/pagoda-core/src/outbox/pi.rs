@@ -1,6 +1,6 @@
 //! The baseline: a proportional-integral controller on the measured response time, without a model.
 //!
-//! It is hard to beat (docs/outbox-control.md has figures). It moves the space by the error of the last window and by how that
+//! It is hard to beat (docs/outbox-control-figures.md). It moves the space by the error of the last window and by how that
 //! error changed (velocity form, so that a limit cannot wind it up). It knows no feasible interval: out of reach of the
 //! SLO it takes all it may have.
 

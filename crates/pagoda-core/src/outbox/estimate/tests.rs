@@ -77,7 +77,7 @@ fn a_larger_space_is_never_slower() {
 
 #[test]
 fn after_ten_periods_the_prediction_is_near() {
-    // The bar is a tenth. Nearer to overload it is missed (docs/outbox-control.md): 120 jobs say too little of their rate.
+    // The bar is a tenth. Nearer to overload it is missed (docs/outbox-control-figures.md): 120 jobs say too little of their rate.
     for (load, size, error_max) in [(BASE, 100 * MB, 0.10), (drop(), 400 * MB, 0.20)] {
         let truth = long_run_mean_s(load, Bytes(size), 7);
         let errors = |pick: fn((f64, f64), f64) -> f64| {
