@@ -46,7 +46,7 @@ fn stopped_by_its_owner_and_squeezed_meanwhile() -> Result<()> {
         let guest = lab.guest(&daemon, &options)?;
         guest.wait_phase("random")?;
         let refused = daemon.client().cont("web1").err().context("cont of a VM that runs")?;
-        ensure!(refused.to_string().contains("not stalled"), "{refused}");
+        ensure!(refused.to_string().contains("neither stalled nor paused"), "{refused}");
         let mut qmp = guest.qmp()?;
         for _ in 0..3 {
             qmp.execute("stop", json!({}))?;

@@ -308,7 +308,7 @@ fn killed_while_one_is_taken_with_disks() -> Result<()> {
     Lab::run("killed while disks are taken", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
         let disk = Disk::make(lab)?;
-        let append = "pagoda.work=blocks:seconds=40:threads=2:write=70".into();
+        let append = "pagoda.work=blocks:seconds=60:threads=2:write=70".into();
         let options = GuestOptions { append, ..options(Qemu::System, &disk, "native") };
         let guest = start(lab, &daemon, &options)?;
         let mut qmp = guest.qmp()?;

@@ -93,13 +93,15 @@ impl Host {
         fs::read_to_string(self.files.join("web1.console")).unwrap_or_default()
     }
 
-    /// Nothing of the VM is left here: no record, no note, no swap, no socket of the daemon's, no mapping.
+    /// Nothing of the VM is left here: no record, no note, no swap, no socket of the daemon's, no mapping, and no move under way, which
+    /// would have the next one refused.
     pub fn ensure_nothing_left(&self) -> Result<()> {
         self.daemon.wait_gone("web1").with_context(|| format!("on {}", self.name))?;
         let mut left = Vec::new();
         let is_nothing = wait::until("nothing is left", wait::HANG, || {
             left = self.left()?;
-            Ok(left.is_empty().then_some(()))
+            let is_moving = self.daemon.client().moves()?.moves.iter().any(|of| of.vm == "web1" && !of.is_over());
+            Ok((left.is_empty() && !is_moving).then_some(()))
         });
         is_nothing.with_context(|| format!("{} has {left:?}", self.name))
     }
