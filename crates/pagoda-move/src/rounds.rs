@@ -16,6 +16,7 @@ mod settings;
 mod slower;
 mod slowing;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use pagoda_core::units::{Bytes, ChunkIdx, PageCount};
@@ -29,9 +30,18 @@ use slower::Slower;
 pub use pace::Pace;
 pub use pages::IoEpoch;
 pub use progress::{Phase, Progress, Waits};
+use settings::FAR;
 pub use settings::{Handover, Hopeless, LITTLE, Mode, Next, OnTimeout, ROUND_MIN, STALL_ROUNDS, Settings, Step};
 pub use slower::{SLOW_TIME_MIN, slow_time_max};
 pub use slowing::{SLOW_DELAYS_US, Slowing};
+
+/// A round that has been sent.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    round: RoundNo,
+    began: Moment,
+    bytes: Bytes,
+}
 
 #[derive(Clone, Debug)]
 pub struct Rounds {
@@ -53,6 +63,9 @@ pub struct Rounds {
     saved: Bytes,
     slower: Slower,
     estimate: Estimate,
+    /// Rounds that have been sent and that the destination has not acknowledged, the oldest first.
+    unacknowledged: VecDeque<Ended>,
+    kept_at: Moment,
 }
 
 impl Rounds {
@@ -84,6 +97,8 @@ impl Rounds {
             saved: Bytes::ZERO,
             slower: Slower::default(),
             estimate: Estimate::new(rate),
+            unacknowledged: VecDeque::new(),
+            kept_at: now,
         }
     }
 
@@ -152,18 +167,20 @@ impl Rounds {
     }
 
     /// Ends the round: its end is sent behind its pages.
-    pub fn end_round(&mut self, now: Moment) -> RoundNo {
+    pub fn end_round(&mut self) -> RoundNo {
         let ended = self.round;
-        self.estimate.sent(self.round_sent, self.round_saved, now.since(self.round_began));
+        self.estimate.compressed(self.round_sent, self.round_saved);
+        self.unacknowledged.push_back(Ended { round: ended, began: self.round_began, bytes: self.round_sent });
         self.pages.end_round();
         self.round = ended.next();
         ended
     }
 
     /// The destination has every page of that round, and of those before.
-    pub fn kept(&mut self, round: RoundNo) {
+    pub fn kept(&mut self, round: RoundNo, now: Moment) {
         if round < self.round && round.0 >= self.kept {
             self.kept = round.0 + 1;
+            self.delivered(round, now);
             self.pages.kept(round.next() == self.round);
         }
         if matches!(self.phase, Phase::Last(_)) && self.kept == self.round.0 && !self.pages.must_send() {
@@ -171,9 +188,22 @@ impl Rounds {
         }
     }
 
+    /// The link was busy with these rounds since they began, or since the one before was there.
+    fn delivered(&mut self, up_to: RoundNo, now: Moment) {
+        let Some(first) = self.unacknowledged.front() else { return };
+        let busy_from = first.began.max(self.kept_at);
+        let mut bytes = Bytes::ZERO;
+        while let Some(ended) = self.unacknowledged.pop_front_if(|ended| ended.round <= up_to) {
+            bytes += ended.bytes;
+        }
+        self.estimate.delivered(bytes, now.since(busy_from));
+        self.kept_at = now;
+    }
+
     /// The link was cut: what was not acknowledged is sent again. Writers wait for nothing meanwhile.
     pub fn lost_link(&mut self) {
         self.pages.lost_link();
+        self.unacknowledged.clear();
         self.slower.stop();
     }
 
@@ -278,10 +308,16 @@ impl Rounds {
         }
     }
 
-    /// None if nothing is known of the link.
+    /// The last pages go behind all that the destination has not acknowledged. None if nothing is known of the link.
     fn expected_downtime(&self) -> Option<Duration> {
-        let pages = self.estimate.page_rate()?.time_ceil(self.pages.left().bytes())?;
-        Some(self.settings.stop_cost.saturating_add(pages))
+        let before = self.unacknowledged.iter().map(|ended| ended.bytes.0).sum();
+        let (before, left) = (Bytes(before), self.pages.left().bytes());
+        if before == Bytes::ZERO && left == Bytes::ZERO {
+            return Some(self.settings.stop_cost);
+        }
+        let before = self.estimate.rate()?.time_ceil(before)?;
+        let pages = self.estimate.page_rate()?.time_ceil(left)?;
+        Some(self.settings.stop_cost.saturating_add(before).saturating_add(pages))
     }
 
     /// Short enough, and not about to become much shorter. Writers that are slowed have waited for this.
@@ -308,7 +344,8 @@ impl Rounds {
             OnTimeout::Postcopy if self.estimate.is_near_low() => Step::Stop(Handover::Missing),
             OnTimeout::Postcopy => Step::Round(Slowing::NONE),
             OnTimeout::SlowGuest => {
-                self.slower.end_round(now, self.pages.left(), time_max).map_or_else(Step::GiveUp, Step::Round)
+                let is_far = expected.is_none_or(|expected| expected > self.settings.downtime_max * FAR);
+                self.slower.end_round(now, self.pages.left(), is_far, time_max).map_or_else(Step::GiveUp, Step::Round)
             }
         }
     }

@@ -1,5 +1,6 @@
 //! What is known of a link and of a guest's writes, from the rounds so far.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use pagoda_core::units::{Bytes, PageCount};
@@ -7,9 +8,18 @@ use pagoda_core::units::{Bytes, PageCount};
 use super::settings::{PROGRESS_PART, STALL_ROUNDS};
 use crate::units::Rate;
 
-/// A round with less says little of a link: it may all have gone into buffers.
+/// Fewer bytes say little of a link: most of their time is the answer's.
 const RATE_BYTES_MIN: Bytes = Bytes::from_mib(1);
+/// What went over the link before the last so many bytes counts no more.
+const RATE_WINDOW: Bytes = Bytes::from_mib(16);
 const MILLE: u64 = 1000;
+
+/// Bytes of which the destination has said that it has them, and how long the link was busy with them.
+#[derive(Clone, Copy, Debug)]
+struct Delivered {
+    bytes: Bytes,
+    span: Duration,
+}
 
 /// A round, looked at when what was written meanwhile is known.
 #[derive(Clone, Copy, Debug)]
@@ -21,8 +31,9 @@ pub(super) struct RoundFacts {
 
 #[derive(Clone, Debug)]
 pub(super) struct Estimate {
-    /// What the link carries.
+    /// What the link carries. Bytes that went into a socket may still be in buffers, so only those count that have been acknowledged.
     rate: Option<Rate>,
+    delivered: VecDeque<Delivered>,
     /// What compression leaves of pages, in thousandths, in the last two rounds that say something of the link.
     left_by_compression: [u64; 2],
     written: Rate,
@@ -39,6 +50,7 @@ impl Estimate {
     pub const fn new(rate: Option<Rate>) -> Estimate {
         Estimate {
             rate,
+            delivered: VecDeque::new(),
             left_by_compression: [MILLE; 2],
             written: Rate(0),
             low: None,
@@ -49,13 +61,27 @@ impl Estimate {
         }
     }
 
-    /// So many bytes have gone over the link, which compression had made smaller by `saved`.
-    pub fn sent(&mut self, bytes: Bytes, saved: Bytes, span: Duration) {
-        if self.rate.is_none() || bytes >= RATE_BYTES_MIN {
-            self.rate = Rate::of_floor(bytes, span).filter(|rate| rate.0 > 0).or(self.rate);
+    /// Compression has made the pages of a round smaller by `saved`, to `bytes`.
+    pub fn compressed(&mut self, bytes: Bytes, saved: Bytes) {
+        if bytes >= RATE_BYTES_MIN || self.delivered.is_empty() {
             let part = (bytes.0.saturating_mul(MILLE)).div_ceil((bytes.0 + saved.0).max(1));
             self.left_by_compression = [self.left_by_compression[1], part.clamp(1, MILLE)];
         }
+    }
+
+    /// The destination has so many bytes more, with which the link was busy for so long.
+    pub fn delivered(&mut self, bytes: Bytes, span: Duration) {
+        if bytes < RATE_BYTES_MIN && self.rate.is_some() {
+            return;
+        }
+        self.delivered.push_back(Delivered { bytes, span });
+        let mut total: u64 = self.delivered.iter().map(|delivered| delivered.bytes.0).sum();
+        while let Some(oldest) = self.delivered.front().filter(|oldest| total - oldest.bytes.0 >= RATE_WINDOW.0) {
+            total -= oldest.bytes.0;
+            self.delivered.pop_front();
+        }
+        let span = self.delivered.iter().map(|delivered| delivered.span).sum();
+        self.rate = Rate::of_floor(Bytes(total), span).filter(|rate| rate.0 > 0).or(self.rate);
     }
 
     /// Takes a round in. Whether it has come forward.

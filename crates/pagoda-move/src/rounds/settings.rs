@@ -12,6 +12,8 @@ use crate::units::{Moment, Rate};
 pub const STALL_ROUNDS: u32 = 3;
 /// A round that leaves at least an eighth less than any before has come forward.
 pub(super) const PROGRESS_PART: u64 = 8;
+/// What is left takes so many times the promised downtime: more than two doublings of what writers wait.
+pub(super) const FAR: u32 = 8;
 /// A round takes at least so long. What was written in less is less than a scan costs to find it: 0.35 ms per GiB.
 pub const ROUND_MIN: Duration = Duration::from_millis(20);
 /// What is left is so little that another round saves nothing: 1 MiB, 8 ms at 1 Gbit/s.

@@ -1,8 +1,8 @@
 //! How far a guest's writers are slowed, for a move that has not ended in its time.
 //!
-//! Each round decides: writers wait a step longer after a round that has left hardly less than the one before, and a step less after
-//! one that has left half and was not slower itself: that alone may halve what is written. The delays double, so a step less undoes
-//! no more than such a round has brought.
+//! Each round decides: writers wait a step longer after a round that has left hardly less than the one before, two steps if that is far
+//! too much for the promised downtime (the first rounds are the longest), and a step less after one that has left half and was not
+//! slower itself: that alone may halve what is written. The delays double, so a step less undoes no more than such a round has brought.
 
 use std::time::Duration;
 
@@ -52,11 +52,17 @@ impl Slower {
         *self = Slower { since: self.since, until: self.until, ..Slower::default() };
     }
 
-    /// A round has left so much, and the one before it `before`. How the next one is to be.
+    /// A round has left so much. How the next one is to be. `is_far`: what is left takes many times the promised downtime.
     ///
     /// # Errors
     /// It is of no use.
-    pub fn end_round(&mut self, now: Moment, left: PageCount, time_max: Duration) -> Result<Slowing, Hopeless> {
+    pub fn end_round(
+        &mut self,
+        now: Moment,
+        left: PageCount,
+        is_far: bool,
+        time_max: Duration,
+    ) -> Result<Slowing, Hopeless> {
         let since = *self.since.get_or_insert(now);
         self.until = Some(since + slow_time_max(time_max));
         let slowed = now.since(since);
@@ -66,6 +72,7 @@ impl Slower {
         let before = self.before.replace(left).unwrap_or(left);
         let (last, is_hardly_less) = (self.step, left.0 >= before.0 - before.0 / PROGRESS_PART);
         match () {
+            () if is_hardly_less && is_far => self.step = last.more().more(),
             () if is_hardly_less => self.step = last.more(),
             () if left.0 <= before.0 / 2 && !self.is_slower => self.step = last.less(),
             () => {}

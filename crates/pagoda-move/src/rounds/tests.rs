@@ -56,8 +56,8 @@ impl Run {
                 Next::RoundEnd => break,
             }
         }
-        let round = self.rounds.end_round(self.now);
-        self.rounds.kept(round);
+        let round = self.rounds.end_round();
+        self.rounds.kept(round, self.now);
     }
 
     /// One round, after which so many pages were written.
@@ -111,8 +111,8 @@ fn a_page_is_copied_when_every_direct_io_is_younger_than_its_protection() {
     rounds.written(&map(0..PAGES), IoEpoch(7));
     rounds.set_oldest_io(IoEpoch(6));
     assert_eq!(rounds.next(Moment::default()), Next::RoundEnd);
-    let round = rounds.end_round(Moment(MS));
-    rounds.kept(round);
+    let round = rounds.end_round();
+    rounds.kept(round, Moment(MS));
     assert_eq!(rounds.progress(Moment(MS)).left, PageCount(PAGES));
     rounds.set_oldest_io(IoEpoch(7));
     assert!(matches!(rounds.next(Moment::default()), Next::Send(_)));
@@ -124,8 +124,8 @@ fn what_a_long_io_holds_is_sent_after_the_stop() {
     rounds.set_oldest_io(IoEpoch::IDLE);
     while let Next::Send(_) = rounds.next(Moment::default()) {}
     let now = Moment(100 * MS);
-    let round = rounds.end_round(now);
-    rounds.kept(round);
+    let round = rounds.end_round();
+    rounds.kept(round, now);
     rounds.written(&map([9]), IoEpoch(5));
     rounds.set_oldest_io(IoEpoch(3));
     assert_eq!(rounds.decide(now), Step::Stop(Handover::Whole));
@@ -251,17 +251,19 @@ fn the_link_and_the_cap_count_what_goes_over_the_wire() {
 
     // Downtime counts on the worse of the last two rounds.
     let mut rounds = self::rounds(settings());
+    let mut now = Moment::default();
     let mut expected = |part: u64| {
         rounds.written(&map(0..PAGES), IoEpoch(rounds.round().0.into()));
         rounds.set_oldest_io(IoEpoch::IDLE);
         while let Next::Send(_) = rounds.next(Moment::default()) {}
         rounds.save(Bytes(4 * mib.0 * (4 - part) / 4));
-        let round = rounds.end_round(Moment(250 * MS * part as u32));
-        rounds.kept(round);
+        let round = rounds.end_round();
+        now = now + 250 * MS * part as u32;
+        rounds.kept(round, now);
         rounds.written(&map(0..PAGES), IoEpoch(u64::from(round.0) + 1));
-        let progress = rounds.progress(Moment::default());
+        let progress = rounds.progress(now);
         assert_eq!(progress.rate, Some(Rate(4 * mib.0)));
-        rounds.begin_round(Moment::default());
+        rounds.begin_round(now);
         progress.expected_downtime.expect("the link is known").as_millis()
     };
     // 10 ms without any page.
@@ -272,13 +274,48 @@ fn the_link_and_the_cap_count_what_goes_over_the_wire() {
 fn what_was_not_acknowledged_is_sent_again_after_a_cut() {
     let mut run = Run::new(settings());
     while let Next::Send(_) = run.rounds.next(run.now) {}
-    let first = run.rounds.end_round(Moment(MS));
+    let first = run.rounds.end_round();
     run.rounds.lost_link();
     assert_eq!(run.rounds.progress(run.now).left, PageCount(PAGES));
     run.send();
     // The acknowledgement of a round that came before the cut says nothing of what was sent after it.
-    run.rounds.kept(first);
+    run.rounds.kept(first, run.now);
     assert_eq!(run.rounds.progress(run.now).left, PageCount::ZERO);
+}
+
+/// Buffers take every round at once; the link, of 4 MiB/s, brings each to the destination in its time.
+#[test]
+fn what_is_in_buffers_is_neither_there_nor_a_sign_of_a_fast_link() {
+    let mut rounds = rounds(settings());
+    let mut now = Moment::default();
+    for (round, pages) in [(0, PAGES), (1, 512), (2, 512)] {
+        rounds.set_oldest_io(IoEpoch::IDLE);
+        while let Next::Send(_) = rounds.next(now) {}
+        assert_eq!(rounds.end_round(), RoundNo(round));
+        now = now + MS;
+        let before = rounds.progress(now).expected_downtime;
+        // 1 ms of each has gone by.
+        let on_the_way = 10 * MS + Duration::from_secs(1) * pages as u32 / 1024;
+        assert_eq!(before, (round > 0).then_some(on_the_way));
+        now = now + (Duration::from_secs(1) * pages as u32 / 1024 - MS);
+        rounds.kept(RoundNo(round), now);
+        assert_eq!(rounds.progress(now).rate, Some(Rate(4 << 20)));
+        rounds.written(&map(0..512), IoEpoch(u64::from(round) + 2));
+        assert_eq!(rounds.progress(now).expected_downtime, Some(510 * MS));
+        rounds.begin_round(now);
+    }
+}
+
+#[test]
+fn a_vm_of_which_nothing_has_to_be_sent_is_stopped() {
+    let mut rounds = rounds(settings());
+    rounds.set_oldest_io(IoEpoch::IDLE);
+    while let Next::Send(run) = rounds.next(Moment::default()) {
+        rounds.spare(run.count().bytes());
+    }
+    let round = rounds.end_round();
+    rounds.kept(round, Moment(MS));
+    assert_eq!(rounds.decide(Moment(MS)), Step::Stop(Handover::Whole));
 }
 
 /// Random writes, direct I/O, cuts and rounds, against a naive copy of the memory. Whatever happens, the destination has every
@@ -304,9 +341,9 @@ fn the_destination_has_all_when_the_rounds_are_complete() {
                     if let Next::Send(run) = rounds.next(now) {
                         run.iter().for_each(|page| destination[page.0 as usize] = source[page.0 as usize]);
                     } else {
-                        let round = rounds.end_round(now);
+                        let round = rounds.end_round();
                         if chance.per_mille(900) {
-                            rounds.kept(round);
+                            rounds.kept(round, now);
                         }
                         if !is_stopped {
                             epoch += 1;

@@ -119,6 +119,7 @@ impl World {
     }
 
     pub fn source_receives(&mut self, host: usize, message: &Control) {
+        let now = self.now;
         let Some(session) = self.outgoing(host) else { return };
         let attempt = session.owner.offered().attempt;
         match message {
@@ -134,7 +135,7 @@ impl World {
             Control::Reserved { .. } if session.stage == Stage::Reserving => self.begin_rounds(host),
             Control::RoundKept { round, .. } => {
                 if let Some(rounds) = &mut session.rounds {
-                    rounds.kept(*round);
+                    rounds.kept(*round, now);
                     if rounds.is_complete() {
                         self.source_event(host, SourceEvent::Complete);
                     }
@@ -245,9 +246,8 @@ impl World {
     }
 
     fn end_round(&mut self, host: usize) {
-        let now = self.now;
         let Some(rounds) = self.outgoing(host).and_then(|session| session.rounds.as_mut()) else { return };
-        let round = rounds.end_round(now);
+        let round = rounds.end_round();
         for stream in 0..STREAMS {
             self.send_data(host, stream, &Data::RoundEnd { round });
         }

@@ -14,14 +14,19 @@ fn delays_double_and_are_bounded() {
 /// What the rounds leave, and the steps that follow from that.
 #[test]
 fn a_step_more_for_hardly_less_and_a_step_less_for_half() {
-    let check = |rounds: &[(u64, u8)]| {
+    let check_at = |is_far: bool, rounds: &[(u64, u8)]| {
         let mut slower = Slower::default();
         for (index, (left, step)) in rounds.iter().enumerate() {
             let now = Moment(Duration::from_secs(index as u64));
-            assert_eq!(slower.end_round(now, PageCount(*left), HOUR), Ok(Slowing(*step)), "{index} of {rounds:?}");
+            assert_eq!(
+                slower.end_round(now, PageCount(*left), is_far, HOUR),
+                Ok(Slowing(*step)),
+                "{index} of {rounds:?}"
+            );
             assert_eq!(slower.step(), Slowing(*step));
         }
     };
+    let check = |rounds: &[(u64, u8)]| check_at(false, rounds);
     // The first round behind the limit has nothing to be compared with.
     check(&[(1000, 1), (1000, 2), (900, 3), (700, 3), (350, 2), (349, 3)]);
     check(&[(1000, 1), (875, 2), (765, 2)]);
@@ -29,6 +34,8 @@ fn a_step_more_for_hardly_less_and_a_step_less_for_half() {
     check(&[(1000, 1), (400, 1), (200, 0), (100, 0), (99, 1)]);
     check(&[(0, 1), (0, 2)]);
     check(&[(9, 1), (9, 2), (9, 3), (9, 4), (9, 5), (9, 6), (9, 6), (9, 6), (5, 6), (9, 6)]);
+    // Far from what was promised: two steps more, and one less.
+    check_at(true, &[(1000, 2), (1000, 4), (400, 4), (200, 3), (199, 5), (199, 6), (199, 6)]);
 }
 
 #[test]
@@ -38,14 +45,14 @@ fn it_is_given_up_when_no_step_is_left_or_the_time_is_over() {
     let mut rounds = 0;
     while last.is_ok() {
         rounds += 1;
-        last = slower.end_round(Moment(Duration::from_secs(rounds)), PageCount(1000), HOUR);
+        last = slower.end_round(Moment(Duration::from_secs(rounds)), PageCount(1000), false, HOUR);
     }
     assert_eq!((last, rounds), (Err(Hopeless::CannotSlow), 6 + u64::from(STALL_ROUNDS)));
 
     let check = |time_max: u64, allowed: u64| {
         let mut slower = Slower::default();
         let mut end = |second, left| {
-            slower.end_round(Moment(Duration::from_secs(second)), PageCount(left), Duration::from_secs(time_max))
+            slower.end_round(Moment(Duration::from_secs(second)), PageCount(left), false, Duration::from_secs(time_max))
         };
         assert!(end(500, 1000).is_ok() && end(499 + allowed, 700).is_ok());
         let slowed = Duration::from_secs(allowed);
@@ -60,12 +67,12 @@ fn it_is_given_up_when_no_step_is_left_or_the_time_is_over() {
 fn a_cut_lets_writers_run_and_gives_no_more_time() {
     let mut slower = Slower::default();
     for second in 0..3 {
-        slower.end_round(Moment(Duration::from_secs(second)), PageCount(1000), HOUR).unwrap();
+        slower.end_round(Moment(Duration::from_secs(second)), PageCount(1000), false, HOUR).unwrap();
     }
     slower.stop();
     assert_eq!(slower.step(), Slowing::NONE);
-    assert_eq!(slower.end_round(Moment(Duration::from_secs(9)), PageCount(10), HOUR), Ok(Slowing(1)));
-    assert!(slower.end_round(Moment(HOUR), PageCount(10), HOUR).is_err());
+    assert_eq!(slower.end_round(Moment(Duration::from_secs(9)), PageCount(10), false, HOUR), Ok(Slowing(1)));
+    assert!(slower.end_round(Moment(HOUR), PageCount(10), false, HOUR).is_err());
 }
 
 /// A guest that would write as fast as it can: what a round leaves is what it writes while that is sent. From any speed on that a step
@@ -84,7 +91,7 @@ fn rounds_converge_whatever_the_speeds() {
                 let span_us = (left * 1_000_000 / link).max(20_000);
                 now += Duration::from_micros(span_us);
                 left = (span_us * processors / (fault_us + slower.step().delay().as_micros() as u64)).min(set);
-                given_up = slower.end_round(Moment(now), PageCount(left), HOUR * 24).err();
+                given_up = slower.end_round(Moment(now), PageCount(left), left > 8 * short, HOUR * 24).err();
             }
             let case = format!("{link} {processors} {fault_us} {set}: {given_up:?} after {now:?}");
             let slowest = processors * 1_000_000 / (fault_us + 1600);

@@ -158,8 +158,12 @@ impl Copying {
     }
 
     /// The destination has a round. Whether it has all.
-    pub fn kept(&mut self, round: RoundNo) -> bool {
-        self.rounds.kept(round);
+    pub fn kept(&mut self, round: RoundNo, now: Moment) -> bool {
+        self.rounds.kept(round, now);
+        if self.is_undecided {
+            // The VM may have waited for this to be stopped.
+            self.wait_until = Moment::default();
+        }
         self.is_stopped && self.rounds.is_complete()
     }
 
@@ -294,7 +298,7 @@ impl Copying {
                 // What is on the way would come behind the stop: it is part of the round, for its rate too.
                 Next::RoundEnd if self.copies.is_busy() => return Ok(Turn::Wait(None)),
                 Next::RoundEnd => {
-                    let round = self.rounds.end_round(now);
+                    let round = self.rounds.end_round();
                     line.end_round(round);
                     if phase != Phase::Rounds {
                         self.is_last_sent = true;

@@ -335,7 +335,8 @@ impl Driver {
             }
             Control::Reserved { .. } if self.begun.stage == Stage::Reserving => self.offer(),
             Control::RoundKept { round, .. } => {
-                let has_all = self.copying.as_mut().is_some_and(|copying| copying.kept(*round));
+                let now = self.now();
+                let has_all = self.copying.as_mut().is_some_and(|copying| copying.kept(*round, now));
                 if has_all {
                     self.event(SourceEvent::Complete);
                 }

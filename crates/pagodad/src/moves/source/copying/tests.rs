@@ -205,7 +205,7 @@ fn drive(
             Ok(Input::Copied(no, copied)) => copying.copied(no, copied, &line).unwrap(),
             Ok(Input::Sent { connection, gone }) => copying.sent(connection, gone),
             Ok(Input::Received(no, Control::RoundKept { round, .. }, _)) if no == line.no => {
-                let has_all = copying.kept(round);
+                let has_all = copying.kept(round, now());
                 if has_all {
                     return copying.handed_over().clone();
                 }
