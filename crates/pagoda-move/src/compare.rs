@@ -115,6 +115,7 @@ fn compare_versions(hello: &Hello, host: &HostFacts<'_>, reasons: &mut Vec<Reaso
 fn names(capabilities: Capabilities) -> String {
     let known = [
         (Capabilities::LZ4, "LZ4"),
+        (Capabilities::ZSTD, "zstd"),
         (Capabilities::POSTCOPY, "post-copy"),
         (Capabilities::REMOTE_TIER, "remote tiers that are handed over"),
         (Capabilities::ARBITER, "an arbiter of owners (etcd)"),

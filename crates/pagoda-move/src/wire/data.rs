@@ -18,6 +18,7 @@ const ZERO: u8 = 4;
 const FREED: u8 = 5;
 const IMAGE: u8 = 6;
 const ROUND_END: u8 = 7;
+const ZSTD: u8 = 8;
 
 const OPEN_SIZE: usize = 18;
 const ROUND_END_SIZE: usize = 4;
@@ -30,6 +31,8 @@ pub enum Codec {
     Raw,
     /// One LZ4 block, which unpacks to the pages of the run and to nothing else. Always shorter than them.
     Lz4,
+    /// One zstd frame, of which the same holds.
+    Zstd,
 }
 
 /// What the pages of a run hold.
@@ -90,7 +93,7 @@ impl DataHeader {
         let sizes = match kind {
             OPEN => OPEN_SIZE..=OPEN_SIZE,
             RAW => RUN_SIZE + 1..=RUN_SIZE + RUN_BYTES_MAX,
-            LZ4 => RUN_SIZE + 1..=RUN_SIZE + RUN_BYTES_MAX - 1,
+            LZ4 | ZSTD => RUN_SIZE + 1..=RUN_SIZE + RUN_BYTES_MAX - 1,
             ZERO | FREED => RUN_SIZE..=RUN_SIZE,
             IMAGE => IMAGE_SIZE..=IMAGE_SIZE,
             ROUND_END => ROUND_END_SIZE..=ROUND_END_SIZE,
@@ -175,9 +178,15 @@ fn encode_kind(pages: PageRun, kind: RunKind<'_>, w: &mut Writer<'_>) -> u8 {
             w.bytes(bytes);
             match codec {
                 Codec::Raw => assert_eq!(bytes.len(), whole, "content of another size than its pages"),
-                Codec::Lz4 => assert!((1..whole).contains(&bytes.len()), "content that packing did not make smaller"),
+                Codec::Lz4 | Codec::Zstd => {
+                    assert!((1..whole).contains(&bytes.len()), "content that packing did not make smaller");
+                }
             }
-            if codec == Codec::Raw { RAW } else { LZ4 }
+            match codec {
+                Codec::Raw => RAW,
+                Codec::Lz4 => LZ4,
+                Codec::Zstd => ZSTD,
+            }
         }
         RunKind::Zero => ZERO,
         RunKind::Freed => FREED,
@@ -194,7 +203,8 @@ fn decode_kind<'a>(kind: u8, pages: PageRun, len: usize, r: &mut Reader<'a>) -> 
     match kind {
         RAW if len == whole => Ok(RunKind::Content(Codec::Raw, r.bytes(len, "content")?)),
         LZ4 if len < whole => Ok(RunKind::Content(Codec::Lz4, r.bytes(len, "content")?)),
-        RAW | LZ4 => Err(Malformed("content of another size than its pages")),
+        ZSTD if len < whole => Ok(RunKind::Content(Codec::Zstd, r.bytes(len, "content")?)),
+        RAW | LZ4 | ZSTD => Err(Malformed("content of another size than its pages")),
         ZERO => Ok(RunKind::Zero),
         FREED => Ok(RunKind::Freed),
         _ => {

@@ -17,6 +17,8 @@ impl Capabilities {
     pub const ARBITER: Capabilities = Capabilities(1 << 2);
     /// A remote tier that etcd keeps is handed over, and its pages are not sent.
     pub const REMOTE_TIER: Capabilities = Capabilities(1 << 3);
+    /// Runs of pages may be compressed with zstd. Whoever has it has LZ4, too.
+    pub const ZSTD: Capabilities = Capabilities(1 << 5);
 
     pub const fn has(self, other: Capabilities) -> bool {
         self.0 & other.0 == other.0

@@ -145,6 +145,8 @@ fn messages_of_a_data_stream() {
     let pages = run(2, 254, 2);
     let packed = RunKind::Content(Codec::Lz4, &[10, 11]);
     check_data(Data::Run { pages, kind: packed }, "030000000a00000002000000fe0002000a0b");
+    let packed = RunKind::Content(Codec::Zstd, &[10, 11]);
+    check_data(Data::Run { pages, kind: packed }, "080000000a00000002000000fe0002000a0b");
     check_data(Data::Run { pages, kind: RunKind::Zero }, "040000000800000002000000fe000200");
     check_data(Data::Run { pages, kind: RunKind::Freed }, "050000000800000002000000fe000200");
     let there = RunKind::InImage { image: 0x1112_1314_1516_1718_0102_0304_0506_0708, first: PageIdx(9) };

@@ -84,10 +84,12 @@ fn content_has_the_size_of_its_pages() {
     Data::Run { pages: run(0, 0, 2), kind: RunKind::Content(Codec::Raw, &[1; 8192]) }.encode(&mut bytes);
     bytes[14] = 1;
     assert_eq!(decode_data(&bytes), Err(Malformed("content of another size than its pages")));
-    let mut bytes = Vec::new();
-    Data::Run { pages: run(0, 0, 2), kind: RunKind::Content(Codec::Lz4, &[1; 5000]) }.encode(&mut bytes);
-    bytes[14] = 1;
-    assert_eq!(decode_data(&bytes), Err(Malformed("content of another size than its pages")));
+    for codec in [Codec::Lz4, Codec::Zstd] {
+        let mut bytes = Vec::new();
+        Data::Run { pages: run(0, 0, 2), kind: RunKind::Content(codec, &[1; 5000]) }.encode(&mut bytes);
+        bytes[14] = 1;
+        assert_eq!(decode_data(&bytes), Err(Malformed("content of another size than its pages")));
+    }
     let mut bytes = Vec::new();
     Data::Open { attempt: AttemptId(1), connection: ConnectionNo(1), stream: 15, round: RoundNo(0) }.encode(&mut bytes);
     bytes[8 + 12] = 16;

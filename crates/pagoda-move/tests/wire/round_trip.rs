@@ -101,7 +101,7 @@ proptest! {
     }
 
     #[test]
-    fn a_run_is_read_as_it_was_written(pages in any_run(), what in 0..5, byte in any::<u8>(), first in 0..1u64 << 27) {
+    fn a_run_is_read_as_it_was_written(pages in any_run(), what in 0..6, byte in any::<u8>(), first in 0..1u64 << 27) {
         let whole = pages.count().bytes().as_usize();
         let content = vec![byte; whole];
         let kind = match what {
@@ -109,6 +109,7 @@ proptest! {
             1 => RunKind::Content(Codec::Lz4, &content[..1 + usize::from(byte) * 16 % (whole - 1)]),
             2 => RunKind::Zero,
             3 => RunKind::Freed,
+            4 => RunKind::Content(Codec::Zstd, &content[..1 + usize::from(byte) * 16 % (whole - 1)]),
             _ => RunKind::InImage { image: u128::from(byte) << 100, first: PageIdx(first) },
         };
         let mut frame = Vec::new();

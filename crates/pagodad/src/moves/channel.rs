@@ -245,8 +245,8 @@ impl DataReceiver {
         let header = |bytes| DataHeader::decode(bytes).map(|header| (header, header.payload_len()));
         let Some((header, payload)) = self.frames.next(header)? else { return Ok(None) };
         match Data::decode(header, &self.frames.bytes[payload])? {
-            Data::Run { pages, kind: RunKind::Content(Codec::Lz4, block) } => {
-                let kind = RunKind::Content(Codec::Raw, self.unpacker.unpack(pages, block)?);
+            Data::Run { pages, kind: RunKind::Content(codec @ (Codec::Lz4 | Codec::Zstd), block) } => {
+                let kind = RunKind::Content(Codec::Raw, self.unpacker.unpack(pages, codec, block)?);
                 Ok(Some(Data::Run { pages, kind }))
             }
             data => Ok(Some(data)),

@@ -140,7 +140,9 @@ impl Store {
         match kind {
             RunKind::Content(Codec::Raw, content) => places.store(at, content)?,
             RunKind::Zero | RunKind::Freed => places.zero(at)?,
-            RunKind::Content(Codec::Lz4, _) => bail!("compressed pages, which whoever receives them unpacks"),
+            RunKind::Content(Codec::Lz4 | Codec::Zstd, _) => {
+                bail!("compressed pages, which whoever receives them unpacks")
+            }
             RunKind::InImage { .. } => bail!("pages of an image, which was not agreed on"),
         }
         Ok(())
@@ -179,7 +181,7 @@ fn take_in_tail(arrivals: &Arrivals, pages: PageRun, kind: RunKind<'_>) -> Resul
     let stored = match kind {
         RunKind::Content(Codec::Raw, content) => arrivals.put(at, content)?,
         RunKind::Zero | RunKind::Freed => arrivals.put_zeros(at)?,
-        RunKind::Content(Codec::Lz4, _) => bail!("compressed pages, which whoever receives them unpacks"),
+        RunKind::Content(Codec::Lz4 | Codec::Zstd, _) => bail!("compressed pages, which whoever receives them unpacks"),
         RunKind::InImage { .. } => bail!("pages of an image, which was not agreed on"),
     };
     Ok(Taken::Stored(pages.chunk, stored))

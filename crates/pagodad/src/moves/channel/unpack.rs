@@ -1,12 +1,21 @@
 //! Compressed pages of another host become pages again.
 
 use pagoda_move::map::PageRun;
-use pagoda_move::wire::Malformed;
+use pagoda_move::wire::{Codec, Malformed};
+use zstd::bulk::Decompressor;
 
 /// Unpacks one run after the other into the same room: that of the longest one so far, at most a chunk.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Unpacker {
     pages: Vec<u8>,
+    /// Since the first run that needs it.
+    zstd: Option<Decompressor<'static>>,
+}
+
+impl std::fmt::Debug for Unpacker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Unpacker").field("room", &self.pages.capacity()).finish_non_exhaustive()
+    }
 }
 
 impl Unpacker {
@@ -14,16 +23,29 @@ impl Unpacker {
     ///
     /// # Errors
     /// It is not. Whatever it was unpacked to is gone.
-    pub fn unpack(&mut self, run: PageRun, block: &[u8]) -> Result<&[u8], Malformed> {
+    pub fn unpack(&mut self, run: PageRun, codec: Codec, block: &[u8]) -> Result<&[u8], Malformed> {
         let whole = run.count().bytes().as_usize();
         // Nothing of an earlier run is left for a block that refers to what it has not brought.
         self.pages.clear();
         self.pages.resize(whole, 0);
-        match lz4_flex::block::decompress_into(block, &mut self.pages) {
-            Ok(len) if len == whole => Ok(&self.pages),
-            Ok(_) => Err(Malformed("compressed pages that are shorter than their run")),
-            Err(_) => Err(Malformed("compressed pages that cannot be unpacked into their run")),
+        let unpacked = match codec {
+            // Both unpack into the room of the run and need no other, whatever the block says of its length.
+            Codec::Zstd => self.unpack_zstd(block),
+            _ => lz4_flex::block::decompress_into(block, &mut self.pages).ok(),
+        };
+        match unpacked {
+            Some(len) if len == whole => Ok(&self.pages),
+            Some(_) => Err(Malformed("compressed pages that are shorter than their run")),
+            None => Err(Malformed("compressed pages that cannot be unpacked into their run")),
         }
+    }
+
+    fn unpack_zstd(&mut self, block: &[u8]) -> Option<usize> {
+        let zstd = match &mut self.zstd {
+            Some(zstd) => zstd,
+            None => self.zstd.insert(Decompressor::new().ok()?),
+        };
+        zstd.decompress_to_buffer(block, &mut self.pages[..]).ok()
     }
 }
 
@@ -41,11 +63,13 @@ mod tests {
         PageRun { chunk: ChunkIdx(7), run: Run { start: 0, len } }
     }
 
-    fn packed(content: &[u8]) -> Vec<u8> {
-        let mut block = vec![0; lz4_flex::block::get_maximum_output_size(content.len())];
-        let len = lz4_flex::block::compress_into(content, &mut block).unwrap();
-        block.truncate(len);
-        block
+    const CODECS: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
+
+    fn packed(codec: Codec, content: &[u8]) -> Vec<u8> {
+        match codec {
+            Codec::Zstd => zstd::bulk::compress(content, 1).unwrap(),
+            _ => lz4_flex::block::compress(content),
+        }
     }
 
     /// Words of a small vocabulary: they compress, in matches of all lengths and distances.
@@ -65,11 +89,11 @@ mod tests {
     #[test]
     fn pages_come_back_as_they_were() {
         let (mut chance, mut unpacker) = (Chance::new(1), Unpacker::default());
-        for len in [1, 256, 3, 64, 2] {
+        for (len, codec) in [1, 256, 3, 64, 2].into_iter().flat_map(|len| CODECS.map(|codec| (len, codec))) {
             let content = text(&mut chance, usize::from(len) * PAGE);
-            let block = packed(&content);
+            let block = packed(codec, &content);
             assert!(block.len() < content.len() / 2, "{} of {}", block.len(), content.len());
-            assert!(unpacker.unpack(run(len), &block).unwrap() == content, "{len} pages");
+            assert!(unpacker.unpack(run(len), codec, &block).unwrap() == content, "{len} pages, {codec:?}");
         }
     }
 
@@ -77,8 +101,10 @@ mod tests {
     fn a_block_of_another_length_than_its_run_is_refused() {
         let mut unpacker = Unpacker::default();
         let mut check = |pages: u16, bytes: usize, expected: &str| {
-            let error = unpacker.unpack(run(pages), &packed(&vec![5; bytes])).unwrap_err();
-            assert!(error.to_string().contains(expected), "{error}");
+            for codec in CODECS {
+                let error = unpacker.unpack(run(pages), codec, &packed(codec, &vec![5; bytes])).unwrap_err();
+                assert!(error.to_string().contains(expected), "{codec:?}: {error}");
+            }
         };
         check(4, 4 * PAGE - 1, "shorter");
         check(4, PAGE, "shorter");
@@ -94,7 +120,9 @@ mod tests {
     fn what_is_no_block_is_refused() {
         let mut unpacker = Unpacker::default();
         // Something to find behind a reference to what was not brought.
-        unpacker.unpack(run(2), &packed(&[0xaa; 2 * PAGE])).unwrap();
+        for codec in CODECS {
+            unpacker.unpack(run(2), codec, &packed(codec, &[0xaa; 2 * PAGE])).unwrap();
+        }
         let whole_page = |head: &[u8]| {
             let mut block = head.to_vec();
             // The rest of a page: lengths in steps of 255.
@@ -115,8 +143,21 @@ mod tests {
             &[0x10, 7, 1, 0, 0x10],
         ];
         for block in blocks {
-            let error = unpacker.unpack(run(1), block).expect_err("a page of nothing");
+            let error = unpacker.unpack(run(1), Codec::Lz4, block).expect_err("a page of nothing");
             assert!(error.to_string().contains("compressed pages"), "{block:?}: {error}");
+        }
+        let frames: [&[u8]; 5] = [
+            &[],
+            // A frame to be skipped, and nothing else.
+            &[0x50, 0x2a, 0x4d, 0x18, 2, 0, 0, 0, 7, 7],
+            // One that wants a window of 2 GiB, one without a block, and one that repeats a byte as often as there is no room for.
+            &[0x28, 0xb5, 0x2f, 0xfd, 0, 0xa8, 1, 0, 0],
+            &[0x28, 0xb5, 0x2f, 0xfd, 0x60, 0, 15],
+            &[0x28, 0xb5, 0x2f, 0xfd, 0, 0x58, 0x03, 0x00, 0x10, 7],
+        ];
+        for frame in frames {
+            let error = unpacker.unpack(run(1), Codec::Zstd, frame).expect_err("a page of nothing");
+            assert!(error.to_string().contains("compressed pages"), "{frame:?}: {error}");
         }
     }
 
@@ -127,16 +168,17 @@ mod tests {
         let mut unpacker = Unpacker::default();
         for seed in 1..=400 {
             let mut chance = Chance::new(seed);
+            let codec = CODECS[chance.within(0, 1) as usize];
             let pages = [1_u16, 2, 5][chance.within(0, 2) as usize];
             let mut block = match chance.per_mille(150) {
                 true => (0..chance.within(0, 300)).map(|_| chance.within(0, 255) as u8).collect(),
-                false => packed(&text(&mut chance, usize::from(pages) * PAGE)),
+                false => packed(codec, &text(&mut chance, usize::from(pages) * PAGE)),
             };
             for _ in 0..chance.within(1, 6) {
                 change(&mut block, &mut chance);
             }
             let length = chance.within(1, 5) as u16;
-            if let Ok(content) = unpacker.unpack(run(length), &block) {
+            if let Ok(content) = unpacker.unpack(run(length), codec, &block) {
                 assert_eq!(content.len(), usize::from(length) * PAGE, "seed {seed}");
             }
         }

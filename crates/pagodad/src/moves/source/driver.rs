@@ -283,7 +283,8 @@ impl Driver {
     /// Pages may be compressed, if the destination has said that it unpacks them.
     fn let_compress(&self) {
         if let Some(line) = self.line.as_ref().filter(|_| self.agreed.has(Capabilities::LZ4)) {
-            line.let_compress(self.begun.offer.as_ref().and_then(|(_, settings)| settings.bandwidth_max));
+            let cap = self.begun.offer.as_ref().and_then(|(_, settings)| settings.bandwidth_max);
+            line.let_compress(cap, self.agreed.has(Capabilities::ZSTD));
         }
     }
 

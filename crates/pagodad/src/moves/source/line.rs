@@ -64,12 +64,12 @@ impl Line {
         let _ = self.control.send(message);
     }
 
-    /// Pages may be compressed from now on, for the destination unpacks them. `cap`: what all streams may send together, if that is
-    /// limited.
-    pub fn let_compress(&self, cap: Option<Rate>) {
+    /// Pages may be compressed from now on, for the destination unpacks them: with LZ4, and with zstd if it has said so. `cap`: what all
+    /// streams may send together, if that is limited.
+    pub fn let_compress(&self, cap: Option<Rate>, has_zstd: bool) {
         let cap = cap.map(|cap| Rate(cap.0 / self.streams.len().max(1) as u64));
         for stream in &self.streams {
-            let _ = stream.send(Item::Compress { cap });
+            let _ = stream.send(Item::Compress { cap, has_zstd });
         }
     }
 

@@ -26,6 +26,8 @@ pub enum Item {
     /// Pages may be compressed from now on. The stream may send so much, if that is limited.
     Compress {
         cap: Option<Rate>,
+        /// With zstd, too, and not only with LZ4.
+        has_zstd: bool,
     },
     /// Copies. The destination has had nothing of this VM before if it `is_fresh`, so it has zeros.
     Pages {
@@ -75,7 +77,7 @@ pub fn send_all(
             }
         };
         match item {
-            Item::Compress { cap } => packer.begin(cap),
+            Item::Compress { cap, has_zstd } => packer.begin(cap, has_zstd),
             Item::RoundEnd(round) => {
                 sender.send(&Data::RoundEnd { round })?;
                 packer.note_gap();
@@ -139,9 +141,9 @@ fn send_content<E>(
     let began = Instant::now();
     let packed = packer.pack(content);
     let packed_at = Instant::now();
-    let kind = packed.map_or(RunKind::Content(Codec::Raw, content), |block| RunKind::Content(Codec::Lz4, block));
-    let wire = packed.map_or(content.len(), <[u8]>::len) as u64;
-    send(&Data::Run { pages, kind })?;
+    let (codec, bytes) = packed.unwrap_or((Codec::Raw, content));
+    let wire = bytes.len() as u64;
+    send(&Data::Run { pages, kind: RunKind::Content(codec, bytes) })?;
     let content = content.len() as u64;
     packer.note(Sent { content, wire, packing: packed_at - began, sending: packed_at.elapsed() });
     Ok(content - wire)
@@ -219,12 +221,14 @@ mod tests {
         };
         let text = |pages: usize| (0..pages * PAGE).map(|at| (at / 7) as u8).collect::<Vec<u8>>();
         assert_eq!(send(&mut packer, text(32)), (Codec::Raw, 0));
-        packer.begin(None);
-        for pages in [1, 3, 32] {
-            let (codec, saved) = send(&mut packer, text(pages));
-            assert!(codec == Codec::Lz4 && saved > (pages * PAGE / 3) as u64, "{codec:?}, {saved}");
+        for (has_zstd, expected) in [(false, Codec::Lz4), (true, Codec::Zstd)] {
+            packer.begin(None, has_zstd);
+            for pages in [1, 3, 32] {
+                let (codec, saved) = send(&mut packer, text(pages));
+                assert!(codec == expected && saved > (pages * PAGE / 3) as u64, "{codec:?}, {saved}");
+            }
+            assert_eq!(send(&mut packer, noise[..PAGE].to_vec()), (Codec::Raw, 0));
+            assert_eq!(send(&mut packer, noise.clone()), (Codec::Raw, 0));
         }
-        assert_eq!(send(&mut packer, noise[..PAGE].to_vec()), (Codec::Raw, 0));
-        assert_eq!(send(&mut packer, noise), (Codec::Raw, 0));
     }
 }

@@ -186,7 +186,7 @@ fn drive(
         let connection = connect(own, called, "web1", STREAMS).unwrap();
         let line = Line::open(ConnectionNo(no), connection, ATTEMPT, round, &own_inputs).unwrap();
         if no % 2 == 1 {
-            line.let_compress(None);
+            line.let_compress(None, true);
         }
         line
     };

@@ -1,47 +1,57 @@
 //! Compression of runs of pages, where it pays.
 
-use lz4_flex::block::{compress_into, get_maximum_output_size};
 use pagoda_move::units::Rate;
+use pagoda_move::wire::Codec;
+use zstd::bulk::Compressor;
+use zstd::zstd_safe::compress_bound;
 
 use super::packing::{Packing, Sent};
 
 /// Bytes by which it is seen that a run does not compress: pages of a run are alike, and these are a sixteenth of most runs.
 const SAMPLE: usize = 16 << 10;
+/// Of a guest's pages, level 3 leaves 2 % less and takes half as long again.
+const ZSTD_LEVEL: i32 = 1;
 
 /// See the module.
-#[derive(Debug)]
 pub struct Packer {
     /// None as long as the other host has not said that it unpacks.
     packing: Option<Packing>,
+    zstd: Option<Compressor<'static>>,
     block: Vec<u8>,
 }
 
 impl Packer {
     /// Compresses nothing.
     pub const fn off() -> Packer {
-        Packer { packing: None, block: Vec::new() }
+        Packer { packing: None, zstd: None, block: Vec::new() }
     }
 
-    /// Compresses from now on. `cap`: what the stream may send, if that is limited.
-    pub fn begin(&mut self, cap: Option<Rate>) {
-        self.packing = Some(Packing::new(cap));
+    /// Compresses from now on. `cap`: what the stream may send, if that is limited. `has_zstd`: the other host unpacks zstd, too.
+    pub fn begin(&mut self, cap: Option<Rate>, has_zstd: bool) {
+        self.zstd = if has_zstd { Compressor::new(ZSTD_LEVEL).ok() } else { None };
+        self.packing = Some(Packing::new(cap, self.zstd.is_some()));
     }
 
-    /// The content as one block, if it is to be sent so: it is shorter then.
-    pub fn pack(&mut self, content: &[u8]) -> Option<&[u8]> {
-        if !self.packing.as_ref()?.compresses() {
+    /// The content as one block, and of which kind, if it is to be sent so: it is shorter then.
+    pub fn pack(&mut self, content: &[u8]) -> Option<(Codec, &[u8])> {
+        let codec = self.packing.as_ref()?.codec();
+        if codec == Codec::Raw {
             return None;
         }
-        let most = get_maximum_output_size(content.len());
+        let most = lz4_flex::block::get_maximum_output_size(content.len()).max(compress_bound(content.len()));
         if self.block.len() < most {
             self.block.resize(most, 0);
         }
         if content.len() >= 4 * SAMPLE {
             let at = (content.len() - SAMPLE) / 2;
-            compress(&content[at..at + SAMPLE], &mut self.block)?;
+            let sample = &content[at..at + SAMPLE];
+            shorter(lz4_flex::block::compress_into(sample, &mut self.block).ok()?, sample)?;
         }
-        let len = compress(content, &mut self.block)?;
-        Some(&self.block[..len])
+        let len = match (codec, &mut self.zstd) {
+            (Codec::Zstd, Some(zstd)) => zstd.compress_to_buffer(content, &mut self.block[..]).ok()?,
+            _ => lz4_flex::block::compress_into(content, &mut self.block).ok()?,
+        };
+        Some((codec, &self.block[..shorter(len, content)?]))
     }
 
     /// What became of that content.
@@ -59,8 +69,7 @@ impl Packer {
     }
 }
 
-/// How long the block is. None if it is hardly shorter than the content, which is not worth the other host's time.
-fn compress(content: &[u8], block: &mut [u8]) -> Option<usize> {
-    let len = compress_into(content, block).ok()?;
+/// The length of a block. None if it is hardly shorter than the content, which is not worth the other host's time.
+fn shorter(len: usize, content: &[u8]) -> Option<usize> {
     (len < content.len() - content.len() / 16).then_some(len)
 }

@@ -6,11 +6,15 @@
 //! When they do not, some raw ones show what the link takes, less and less often.
 //!
 //! What is sent first, and first after a round's end, only fills buffers: it says nothing of the link.
+//!
+//! Of the two codecs zstd makes less of pages and takes several times as long as LZ4. So it is used while the thread waits for the link
+//! anyway, and LZ4 otherwise. A stream begins with zstd: on a fast link that costs some 30 ms.
 
 use std::time::Duration;
 
 use pagoda_core::units::Bytes;
 use pagoda_move::units::Rate;
+use pagoda_move::wire::Codec;
 
 /// What sockets and the network hold: Linux gives a TCP connection at most 4 MiB to send (`tcp_wmem`), unless its administrator
 /// says otherwise.
@@ -24,6 +28,10 @@ const TRIAL_EVERY_MIN: u64 = 32 << 20;
 const TRIAL_EVERY_MAX: u64 = 512 << 20;
 /// Compression pays if it takes at most so many tenths of the time: what is measured differs by as much from one window to the next.
 const PAYS_TENTHS: u64 = 9;
+/// zstd is left for LZ4 when the link is waited for less than a quarter of the time that it takes...
+const ZSTD_WAITS_PART: u64 = 4;
+/// ... and LZ4 for zstd when it is waited for three times as long as LZ4 takes: zstd takes about as much more.
+const LZ4_WAITS_TIMES: u64 = 3;
 /// In which costs are counted: a nanosecond a byte is a million of them.
 const MIB: u64 = 1 << 20;
 
@@ -92,6 +100,12 @@ enum Way {
 #[derive(Clone, Debug)]
 pub struct Packing {
     way: Way,
+    /// What compresses, when something is compressed.
+    codec: Codec,
+    /// The other host unpacks zstd.
+    has_zstd: bool,
+    until_zstd: u64,
+    zstd_every: u64,
     /// What a byte on the wire costs at least, by a cap on bandwidth.
     floor: Cost,
     /// Bytes on the wire that only fill buffers.
@@ -105,10 +119,14 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// `cap`: what the stream may send, if that is limited.
-    pub fn new(cap: Option<Rate>) -> Packing {
+    /// `cap`: what the stream may send, if that is limited. `has_zstd`: the other host unpacks it, and not only LZ4.
+    pub fn new(cap: Option<Rate>, has_zstd: bool) -> Packing {
         Packing {
             way: Way::Compress,
+            codec: if has_zstd { Codec::Zstd } else { Codec::Lz4 },
+            has_zstd,
+            until_zstd: 0,
+            zstd_every: TRIAL_EVERY_MIN,
             floor: cap.and_then(|cap| cap.time_ceil(Bytes(MIB))).map_or(Cost(0), |span| Cost::of(span, MIB)),
             settling: BUFFERS,
             window: Sent::default(),
@@ -119,13 +137,14 @@ impl Packing {
         }
     }
 
-    /// Whether the next run is to be compressed, if it can be.
-    pub fn compresses(&self) -> bool {
-        match self.way {
+    /// How the next run is to be compressed, if it can be.
+    pub fn codec(&self) -> Codec {
+        let compresses = match self.way {
             Way::Compress => true,
             Way::Raw => self.until_sample == 0,
             Way::Trial(_) => false,
-        }
+        };
+        if compresses { self.codec } else { Codec::Raw }
     }
 
     /// What became of that run.
@@ -142,13 +161,18 @@ impl Packing {
             return;
         }
         let window = std::mem::take(&mut self.window);
+        let codec = self.codec;
         let wire = Cost::of(window.sending, window.wire).max(self.floor);
         let way = match self.way {
             Way::Compress => self.after_compression(window, wire),
             Way::Trial(packed) => self.after_trial(packed, wire),
             Way::Raw => self.after_raw(window, wire),
         };
-        if way != self.way {
+        if way == Way::Raw && self.has_zstd {
+            // It is sampled by what is tried first then.
+            self.codec = Codec::Lz4;
+        }
+        if way != self.way || codec != self.codec {
             (self.way, self.settling) = (way, BUFFERS);
             (self.samples, self.until_sample) = (None, 0);
         }
@@ -167,12 +191,33 @@ impl Packing {
         if !packed.pays(raw_max) {
             return Way::Raw;
         }
-        if wire.times(window.wire, window.content) >= window.pack_cost() {
+        let waits = wire.times(window.wire, window.content);
+        if self.choose_codec(window, waits) == Codec::Zstd || waits >= window.pack_cost() {
             // Most of the time the link is waited for.
             self.restart_trials();
             return Way::Compress;
         }
         if self.is_trial_due(window) { Way::Trial(packed) } else { Way::Compress }
+    }
+
+    /// zstd while there is time for it: the link is waited for at this cost.
+    fn choose_codec(&mut self, window: Sent, waits: Cost) -> Codec {
+        let pack = window.pack_cost();
+        self.until_zstd = self.until_zstd.saturating_sub(window.content);
+        match self.codec {
+            Codec::Zstd if waits.0.saturating_mul(ZSTD_WAITS_PART) < pack.0 => {
+                self.codec = Codec::Lz4;
+                self.until_zstd = self.zstd_every;
+                self.zstd_every = (self.zstd_every * 2).min(TRIAL_EVERY_MAX);
+            }
+            Codec::Lz4
+                if self.has_zstd && self.until_zstd == 0 && waits.0 >= pack.0.saturating_mul(LZ4_WAITS_TIMES) =>
+            {
+                self.codec = Codec::Zstd;
+            }
+            _ => {}
+        }
+        self.codec
     }
 
     /// The link takes raw bytes at this cost.
