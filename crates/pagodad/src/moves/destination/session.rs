@@ -283,12 +283,14 @@ impl Session {
         let all = arriving.store.arrival().all().map(|(state, missing)| (state.to_vec(), missing.clone()));
         let Some((state, missing)) = all else { return };
         self.is_loaded = true;
+        tracing::debug!(vm = %self.vm, "pause: its last pages and its state are here");
         self.show(|progress| progress.phase = "loading");
         let own = self.own.clone();
         // One that cannot be sent finds a session that has something else to do, and looks at its tail behind that.
         let listener = move || drop(own.try_send(Input::Tail));
         let begun = vm::serve(&self.registry, arriving, self.attempt, &missing, listener).and_then(|tail| {
             self.tail = tail;
+            tracing::debug!(vm = %self.vm, "pause: its engine serves it");
             let own = self.own.clone();
             let report = move |loaded| drop(own.send(Input::Loaded(loaded)));
             vm::load(&self.registry, arriving, state, report)
@@ -301,6 +303,7 @@ impl Session {
     fn loaded(&mut self, loaded: Result<(), String>) {
         match loaded {
             Ok(()) => {
+                tracing::debug!(vm = %self.vm, "pause: its state is loaded");
                 self.show(|progress| progress.phase = "ready");
                 self.apply(DestinationEvent::Loaded);
                 if self.tail.is_none() {
@@ -456,6 +459,7 @@ impl Session {
         if let Err(error) = &written {
             tracing::error!(vm = %self.vm, "note who owns it: {}", in_full(error.as_ref()));
         }
+        tracing::debug!(vm = %self.vm, ?note, "who owns it is noted");
         written.is_ok()
     }
 

@@ -147,6 +147,7 @@ pub fn serve(
     }
     let record = registry.find_by_id(vm.id, |vm| vm.record.clone()).context("its QEMU has ended")?;
     handover::set_pages(&record, handed_over)?;
+    tracing::debug!("pause: its pages are in order");
     vm.handle.arrived(found).map_err(|why| anyhow!(why)).context("serve its pages")?;
     if missing.is_empty() {
         return Ok(None);
@@ -226,6 +227,7 @@ pub fn run(registry: &Arc<Registry>, name: &str, report: impl FnOnce(bool) + Sen
         let mut report = Some(report);
         loop {
             let told = if resume { monitor.execute("cont").map(drop) } else { Ok(()) };
+            tracing::debug!(vm = %name, "pause: its QEMU was told to let it run");
             if let Some(report) = report.take() {
                 report(true);
             }

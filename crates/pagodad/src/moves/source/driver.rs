@@ -503,8 +503,10 @@ impl Driver {
             return self.give_up("it was paused or let run meanwhile".to_owned());
         }
         let now = self.now();
+        tracing::debug!(vm = %self.begun.called.vm, "pause: its state is saved");
         match self.copying.as_mut().map(|copying| copying.stopped(now)) {
             Some(Ok(())) => {
+                tracing::debug!(vm = %self.begun.called.vm, "pause: its last pages are known");
                 (self.state, self.still_since) = (Some(state), since);
                 self.event(SourceEvent::Stopped);
             }
@@ -532,6 +534,7 @@ impl Driver {
             offset += part.len() as u64;
         }
         self.send(&Control::StateEnd { attempt, total: Bytes(offset), round });
+        tracing::debug!(vm = %self.begun.called.vm, state = offset, "pause: its last pages and its state are on their way");
         let missing = copying.missing().clone();
         if !missing.is_empty() {
             self.begin_tail(Some(missing));
@@ -569,6 +572,7 @@ impl Driver {
                     wanted.extend(more);
                 }
                 Action::Stop => {
+                    tracing::debug!(vm = %self.begun.called.vm, "pause: it is to stop");
                     if let Err(error) = self.begun.guest.stop(self.begun.own.clone()) {
                         let failed = Outcome::Failed { why: in_full(error.as_ref()), is_left: false };
                         let _ = self.begun.own.send(Input::Stopped(failed));
@@ -605,6 +609,7 @@ impl Driver {
             tracing::error!(%vm, "{why}");
             self.note_why(ErrorCode::GivenUp, why);
         }
+        tracing::debug!(%vm, ?note, "who owns it is noted");
         written.is_ok()
     }
 
