@@ -40,6 +40,7 @@ mod rmap;
 mod sample;
 mod share;
 mod snapshot;
+mod split;
 mod svg;
 mod table1;
 mod tax;
@@ -238,6 +239,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Export => export::run(setup),
         Name::Migrate => migrate::run(setup),
         Name::AfterMove => after_move::run(setup),
+        Name::Split => split::run(setup),
         Name::OutboxControl => outbox_control::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }

@@ -67,6 +67,14 @@ impl<'a> Hosts<'a> {
     /// # Errors
     /// A daemon does not start, or they do not reach each other.
     pub fn start(common: Common<'a>) -> Result<Hosts<'a>> {
+        Hosts::start_with(common, &<[String; 2]>::default())
+    }
+
+    /// The same with more lines of the daemons' configurations, in no section.
+    ///
+    /// # Errors
+    /// As of [`Hosts::start`].
+    pub fn start_with(common: Common<'a>, more: &[String; 2]) -> Result<Hosts<'a>> {
         let Common { setup, network, start, qemu, .. } = common;
         let parent = setup.dir.canonicalize().context("find the directory of swap files")?;
         let dir = parent.join(format!("migrate-{}", std::process::id()));
@@ -78,8 +86,8 @@ impl<'a> Hosts<'a> {
         let moves = accepts(&seen, qemu, start.images)?;
         let own = words(&["unshare", "--mount", "--propagation", "private", "sh", "-c", BECOME]);
         let own = [own, vec![shown(&files), shown(&seen)]].concat();
-        let one = Host::start(&parent, &dir, 0, network.words(0), &moves, seen.clone())?;
-        let other = Host::start(&parent, &dir, 1, [network.words(1), own].concat(), &moves, files)?;
+        let one = Host::start(&parent, &dir, 0, network.words(0), &[&more[0], &moves], seen.clone())?;
+        let other = Host::start(&parent, &dir, 1, [network.words(1), own].concat(), &[&more[1], &moves], files)?;
         let words = [network.words(0), words(&["sh", "-c", GO]), vec![shown(&seen)]].concat();
         let hosts = Hosts { other, one, common, seen, words, _dir: remove };
         for (who, whom) in [(&hosts.one, &hosts.other), (&hosts.other, &hosts.one)] {
@@ -98,8 +106,16 @@ impl<'a> Hosts<'a> {
     /// # Errors
     /// It does not boot.
     pub fn boot(&self) -> Result<Vm<'_>> {
+        self.boot_with(&[])
+    }
+
+    /// The same with more options of `pagoda run`.
+    ///
+    /// # Errors
+    /// It does not boot.
+    pub fn boot_with(&self, more: &[&str]) -> Result<Vm<'_>> {
         let qemu = shown(self.common.qemu);
-        let run = ["run", "--name", VM, "--", &qemu];
+        let run = [&["run", "--name", VM], more, &["--", &qemu]].concat();
         let words = [self.words.clone(), self.one.daemon.cli_words()?, words(&run)].concat();
         let (control, monitor) = boot(&words, &self.seen, self.common)?;
         Ok(Vm { hosts: self, control, monitor, at: 0, half: false, said: Vec::new(), kills: Vec::new() })
@@ -137,14 +153,22 @@ impl Drop for Hosts<'_> {
 }
 
 impl Host {
-    fn start(parent: &Path, dir: &Path, at: usize, wrapper: Vec<String>, moves: &str, files: PathBuf) -> Result<Host> {
+    fn start(
+        parent: &Path,
+        dir: &Path,
+        at: usize,
+        wrapper: Vec<String>,
+        texts: &[&str; 2],
+        files: PathBuf,
+    ) -> Result<Host> {
+        let [more, moves] = texts;
         let (name, address) = (NAMES[at], format!("{}:{PORT}", ADDRESSES[at]));
         let config = dir.join(format!("{name}.toml"));
         fs::write(&config, "").context("write a configuration")?;
         let options = ["--config", &shown(&config)];
         let mut daemon = Daemon::start_with(parent, &format!("migrate-{name}"), &options)?;
         daemon.kill9()?;
-        fs::write(&config, format!("[hosts]\nlisten = \"{address}\"\n\n[moves]\n{moves}\n"))
+        fs::write(&config, format!("{more}[hosts]\nlisten = \"{address}\"\n\n[moves]\n{moves}\n"))
             .context("write a configuration")?;
         let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
         daemon.change_start(&options, &wrapper);
@@ -187,6 +211,14 @@ impl Vm<'_> {
     /// # Errors
     /// It does not move.
     pub fn moves(&mut self, dram_mib: u64, mode: MoveMode, write: Option<&str>) -> Result<Moved> {
+        self.moves_by(&|to| MoveRequest { dram: Some(dram_mib << 20), mode, ..MoveRequest::new(to) }, write)
+    }
+
+    /// The same as this asks for it of the host of this name.
+    ///
+    /// # Errors
+    /// It does not move.
+    pub fn moves_by(&mut self, request: &dyn Fn(&str) -> MoveRequest, write: Option<&str>) -> Result<Moved> {
         self.settle()?;
         let network = self.hosts.common.network;
         let (from, to) = (self.hosts.host(self.at), self.hosts.host(1 - self.at));
@@ -197,7 +229,8 @@ impl Vm<'_> {
         forget_stops(&mut self.monitor)?;
         let vm = from.daemon.vm(VM)?;
         let before = paged(&vm).context("look at the VM's counters")?;
-        let request = MoveRequest { dram: Some(dram_mib << 20), mode, ..MoveRequest::new(to.name) };
+        let request = request(to.name);
+        let mode = request.mode;
         let on_link = network.sent_bytes(self.at)?;
         let reads = Reads::of(from.daemon.pid());
         let is_before = mode == MoveMode::Postcopy;
@@ -225,7 +258,7 @@ impl Vm<'_> {
         let stopped_us = when(&mut self.monitor, "STOP")?;
         self.said = write.map(|write| self.control.end_at(&mut port, write)).transpose()?.unwrap_or_default();
         (self.control, self.monitor, self.at) = (Control::Moved(port), monitor, 1 - self.at);
-        self.half = dram_mib < self.hosts.common.size.memory_mib;
+        self.half = now_there.dram_limit_bytes < self.hosts.common.size.memory_mib << 20;
         Ok(Moved {
             ms: (resumed_us - began_us) / 1e3,
             copied_ms: (resumed_us - copying_us) / 1e3,

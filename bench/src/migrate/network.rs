@@ -15,6 +15,10 @@ use super::options::Speed;
 /// Addresses of the hosts.
 pub const ADDRESSES: [&str; 2] = ["10.77.2.1", "10.77.2.2"];
 const NAMESPACES: [&str; 2] = ["pagoda-bench-host1", "pagoda-bench-host2"];
+/// A third machine, and what all three are connected to, where there is a switch.
+pub const POOL_ADDRESS: &str = "10.77.2.3";
+pub const POOL_NAMESPACE: &str = "pagoda-bench-pool";
+const SWITCH_NAMESPACE: &str = "pagoda-bench-switch";
 /// Its name at either end.
 const DEVICE: &str = "bench0";
 /// What a sender hands over at once has up to 64 KiB and its headers. A smaller bucket would have the kernel cut it on the CPU, which a
@@ -25,20 +29,14 @@ const LATENCY: &str = "50ms";
 
 /// See the module. Its MTU is 1500.
 pub struct Network {
-    _ends: [Guard; 2],
+    _ends: Vec<Guard>,
 }
 
 impl Network {
     /// # Errors
     /// Not root, or a kernel without veth or tbf.
     pub fn new(speed: Speed) -> Result<Network> {
-        let undo = |name: &str| Undo::Namespace { name: name.to_owned() };
-        let ends = [Guard::new(undo(NAMESPACES[0]))?, Guard::new(undo(NAMESPACES[1]))?];
-        for name in NAMESPACES {
-            // Of a bench that was killed.
-            let _ = undo(name).perform();
-            run("ip", &["netns", "add", name])?;
-        }
+        let ends = NAMESPACES.map(namespace).into_iter().collect::<Result<_>>()?;
         let [one, other] = NAMESPACES;
         run("ip", &["link", "add", DEVICE, "netns", one, "type", "veth", "peer", "name", DEVICE, "netns", other])?;
         for (name, address) in NAMESPACES.into_iter().zip(ADDRESSES) {
@@ -46,9 +44,34 @@ impl Network {
             run("ip", &["-n", name, "link", "set", "lo", "up"])?;
             run("ip", &["-n", name, "link", "set", DEVICE, "up"])?;
             if let Some(rate) = speed.rate() {
-                let shape =
-                    ["qdisc", "add", "dev", DEVICE, "root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY];
-                run("tc", &[&["-n", name], &shape[..]].concat())?;
+                shape(name, DEVICE, rate)?;
+            }
+        }
+        Ok(Network { _ends: ends })
+    }
+
+    /// The hosts, whose network cards are as fast as `tc` understands that, and a third machine whose card has no limit, behind a switch.
+    ///
+    /// # Errors
+    /// Not root, or a kernel without bridges, veth or tbf.
+    pub fn behind_a_switch(rates: [&str; 2]) -> Result<Network> {
+        let all = [NAMESPACES[0], NAMESPACES[1], POOL_NAMESPACE, SWITCH_NAMESPACE];
+        let ends = all.map(namespace).into_iter().collect::<Result<_>>()?;
+        run("ip", &["-n", SWITCH_NAMESPACE, "link", "add", "switch", "type", "bridge"])?;
+        run("ip", &["-n", SWITCH_NAMESPACE, "link", "set", "switch", "up"])?;
+        let addresses = [ADDRESSES[0], ADDRESSES[1], POOL_ADDRESS];
+        let rates = [Some(rates[0]), Some(rates[1]), None];
+        for (at, (name, (address, rate))) in all.into_iter().zip(addresses.into_iter().zip(rates)).enumerate() {
+            let port = format!("port{at}");
+            let there = ["type", "veth", "peer", "name", &port, "netns", SWITCH_NAMESPACE];
+            run("ip", &[&["link", "add", DEVICE, "netns", name], &there[..]].concat())?;
+            run("ip", &["-n", SWITCH_NAMESPACE, "link", "set", &port, "master", "switch", "up"])?;
+            run("ip", &["-n", name, "addr", "add", &format!("{address}/24"), "dev", DEVICE])?;
+            run("ip", &["-n", name, "link", "set", "lo", "up"])?;
+            run("ip", &["-n", name, "link", "set", DEVICE, "up"])?;
+            if let Some(rate) = rate {
+                shape(name, DEVICE, rate)?;
+                shape(SWITCH_NAMESPACE, &port, rate)?;
             }
         }
         Ok(Network { _ends: ends })
@@ -86,6 +109,22 @@ impl Network {
             done.join().map_err(|_| anyhow!("a thread in a namespace has panicked"))?
         })
     }
+}
+
+/// A new one, gone with this value.
+fn namespace(name: &str) -> Result<Guard> {
+    let undo = Undo::Namespace { name: name.to_owned() };
+    // Of a bench that was killed.
+    let _ = undo.perform();
+    let guard = Guard::new(undo)?;
+    run("ip", &["netns", "add", name])?;
+    Ok(guard)
+}
+
+/// What leaves by this device.
+fn shape(namespace: &str, device: &str, rate: &str) -> Result<()> {
+    let shape = ["qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY];
+    run("tc", &[&["-n", namespace], &shape[..]].concat()).map(drop)
 }
 
 /// What it says.

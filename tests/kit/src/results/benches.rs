@@ -91,6 +91,8 @@ pub enum Name {
     /// What runs in a VM after it has moved into half of its memory, against QEMU's own migration with kernel swap (figures 7 and 8 of the
     /// VMemDirect paper)
     AfterMove,
+    /// A VM that leaves by two ways, to its destination and into a pool, against its move as a whole
+    Split,
     /// Sizes of outboxes by SLO in simulation, against the best fixed size and a PI controller
     OutboxControl,
     /// All of them
