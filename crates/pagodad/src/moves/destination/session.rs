@@ -293,7 +293,7 @@ impl Session {
             tracing::debug!(vm = %self.vm, "pause: its engine serves it");
             let own = self.own.clone();
             let report = move |loaded| drop(own.send(Input::Loaded(loaded)));
-            vm::load(&self.registry, arriving, state, !missing.is_empty(), report)
+            vm::load(&self.registry, arriving, state, report)
         });
         if let Err(error) = begun {
             self.fail(in_full(error.as_ref()));

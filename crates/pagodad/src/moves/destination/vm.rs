@@ -153,35 +153,27 @@ pub fn serve(
         return Ok(None);
     }
     let arrivals = arrivals_of(registry, vm.id)?;
+    registry.note_source_tier(vm.id)?;
     vm.store.begin_tail(Arc::clone(&arrivals));
     arrivals.set_listener(Some(Box::new(listener)));
     Tail::new(attempt, missing.pages(), &arrivals).map(Some)
 }
 
-/// Has QEMU load its state, in a thread: pages that it needs for that may have to come first. Of a VM that lacks some that is noted
-/// meanwhile: the next daemon has to know it once the VM is accepted, and that comes behind `report`.
+/// Has QEMU load its state, in a thread: pages that it needs for that may have to come first.
 ///
 /// # Errors
 /// Nothing was begun.
 pub fn load(
-    registry: &Arc<Registry>,
+    registry: &Registry,
     vm: &Arriving,
     device_state: Vec<u8>,
-    lacks_pages: bool,
     report: impl FnOnce(Result<(), String>) + Send + 'static,
 ) -> Result<()> {
     let gate = registry.gate_of(vm.id).context("its QEMU has ended")?;
-    let (registry, id, qmp) = (Arc::clone(registry), vm.id, Arc::clone(&vm.qmp));
+    let qmp = Arc::clone(&vm.qmp);
     let load = move || {
-        let (loaded, noted) = std::thread::scope(|scope| {
-            let note = lacks_pages.then(|| scope.spawn(|| registry.note_source_tier(id)));
-            let loaded = state::load(&Held::new(qmp), &gate, &mut &device_state[..], Instant::now() + LOAD_MAX);
-            let noted =
-                note.map_or(Ok(()), |note| note.join().unwrap_or_else(|_| Err(anyhow!("its thread has failed"))));
-            (loaded, noted)
-        });
-        let done = loaded.context("load its state").and(noted.context("note that it lacks pages"));
-        report(done.map_err(|error| in_full(error.as_ref())));
+        let loaded = state::load(&Held::new(qmp), &gate, &mut &device_state[..], Instant::now() + LOAD_MAX);
+        report(loaded.context("load its state").map_err(|error| in_full(error.as_ref())));
     };
     std::thread::Builder::new().name("load".into()).spawn(load).map(drop).context("start a thread")
 }

@@ -79,11 +79,11 @@ impl Line {
         let _ = self.streams[usize::from(stream)].send(Item::Pages { copied, is_fresh });
     }
 
-    /// Pages of a tail, which may go by any stream. What a thread waits for has the last one for itself, and all others have the first:
-    /// each TCP connection that sends keeps up to a millisecond of the link's time in the queue that demanded pages go through.
+    /// Pages of a tail, which may go by any stream. What a thread waits for has the last one for itself.
     pub fn send_tail(&self, copied: Copied, is_demanded: bool) {
-        let stream = if is_demanded { self.streams.last() } else { self.streams.first() };
-        let stream = stream.expect("a line has streams");
+        let (last, others) = self.streams.split_last().expect("a line has streams");
+        let stream = others.get(stream_of(copied.pages.chunk, others.len().max(1) as u16) as usize);
+        let stream = stream.filter(|_| !is_demanded).unwrap_or(last);
         let _ = stream.send(Item::Pages { copied, is_fresh: false });
     }
 
