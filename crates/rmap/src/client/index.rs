@@ -21,6 +21,14 @@ list_index! {
     /// An operation in the client's fixed list of them.
     OpIndex
 }
+list_index! {
+    /// A page on its way from one server to another, in the client's fixed list of them.
+    CopyIndex
+}
+list_index! {
+    /// A page that is put together from others of its group, in the client's fixed list of them.
+    StripeIndex
+}
 
 impl ListIndex for SlabNo {
     /// # Panics

@@ -9,7 +9,7 @@ use crate::units::SEALED_SIZE;
 fn under_way(pool: &mut Pool) -> Vec<Exchange> {
     let mut out = Vec::new();
     while pool.client.poll_transmit(pool.now, &mut out).is_some() {}
-    let ids: Vec<u64> = pool.client.peers.iter().flat_map(|peer| peer.in_flight()).copied().collect();
+    let ids: Vec<_> = pool.client.peers.iter().flat_map(|peer| peer.in_flight()).copied().collect();
     ids.into_iter().map(|id| *pool.client.exchanges.get(id).unwrap()).collect()
 }
 

@@ -225,7 +225,7 @@ fn reads_share_looks() {
     }
     all.pool.run();
     let events = std::iter::from_fn(|| all.pool.client.poll_event(&mut [0; PAGE_SIZE])).count();
-    assert_eq!((events, all.pool.client.questions.last_id() - asked), (64, 1));
+    assert_eq!((events, all.pool.client.questions.last_id().0 - asked.0), (64, 1));
 }
 
 /// One copy says that there is nothing, and the other does not answer for the slab any more: that is an answer, whichever comes first.
