@@ -83,7 +83,7 @@ mod view;
 
 use std::time::Duration;
 
-use crate::control::{ControlReply, ControlRequest};
+use crate::control::{ControlReply, ControlRequest, QuestionId};
 use crate::crypto::Entropy;
 use crate::crypto::entropy::SharedEntropy;
 use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, Time, content_of};
@@ -109,7 +109,7 @@ pub use view::PageRun;
 
 use agenda::Agenda;
 use confirm::Confirms;
-use exchange::{Exchanges, Request};
+use exchange::{ExchangeId, Exchanges, Request};
 use index::{List, PeerIndex, SpaceIndex};
 use ledger::Ledger;
 use leftovers::Leftovers;
@@ -296,12 +296,12 @@ impl Client {
     }
 
     /// A question for the control plane, to be answered by [`Client::on_control`]. Asked again if no answer comes.
-    pub fn poll_control(&mut self, now: Time) -> Option<(u64, ControlRequest)> {
+    pub fn poll_control(&mut self, now: Time) -> Option<(QuestionId, ControlRequest)> {
         self.questions.poll(now)
     }
 
     /// An answer of the control plane. Answers to questions that are settled are of no use any more.
-    pub fn on_control(&mut self, now: Time, id: u64, reply: ControlReply) {
+    pub fn on_control(&mut self, now: Time, id: QuestionId, reply: ControlReply) {
         if let Some(question) = self.questions.receive(now, id, &reply) {
             self.control_answered(now, question, reply);
             self.settle(now);
@@ -357,7 +357,7 @@ impl Client {
         self.ask_for(request).is_some()
     }
 
-    fn ask_for(&mut self, request: Request) -> Option<u64> {
+    fn ask_for(&mut self, request: Request) -> Option<ExchangeId> {
         let Some(id) = self.exchanges.begin(request) else {
             self.wait_for_room(request.space, self.slab_of(request.page));
             return None;

@@ -64,6 +64,10 @@ pub struct Change {
     pub entry: MapEntry,
 }
 
+/// One question of a client, and no other of the same one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QuestionId(pub u64);
+
 /// What a client asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlRequest {

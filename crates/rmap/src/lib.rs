@@ -15,6 +15,7 @@ pub mod client;
 pub mod control;
 pub mod crypto;
 pub mod latency;
+mod list;
 pub mod medium;
 pub mod pressure;
 mod reassembly;

@@ -183,13 +183,13 @@ impl Server {
             }
             Ok(Head::Data { epoch, receiver, counter, .. }) => {
                 self.end_refused();
-                let Some(index) = self.sessions.find(receiver) else {
+                let Some(slot) = self.sessions.find(receiver) else {
                     let used = self.transfers.data(now, receiver, (epoch, counter), datagram);
                     self.stats.unknown_session += u64::from(used.is_none());
                     return;
                 };
-                match self.sessions.open(index, now, from, (epoch, counter), datagram) {
-                    Ok(body) => self.take_in(now, index, body),
+                match self.sessions.open(slot, now, from, (epoch, counter), datagram) {
+                    Ok(body) => self.take_in(now, slot, body),
                     Err(Rejected::NotAuthentic) => self.stats.not_authentic += 1,
                     Err(Rejected::Replayed) => self.stats.replayed += 1,
                 }

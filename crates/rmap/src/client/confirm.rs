@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use super::{Event, Failure, SPACES_MAX, Token};
 use crate::client::index::SpaceIndex;
-use crate::control::ControlRequest;
+use crate::control::{ControlRequest, QuestionId};
 
 /// Those who wait at a time. A caller with much to acknowledge asks once for all of it, so one for each space is enough.
 const CONFIRMS_MAX: usize = SPACES_MAX;
@@ -22,7 +22,7 @@ struct Waiting {
     token: Token,
     space: SpaceIndex,
     /// The question that it waits for, if that is asked already.
-    question: Option<u64>,
+    question: Option<QuestionId>,
 }
 
 /// Those who want to know whether this client owns a space, and those who have their answer.
@@ -55,7 +55,7 @@ impl Confirms {
     }
 
     /// All who wait about a space without a question wait for this one.
-    pub fn wait_for(&mut self, space: SpaceIndex, question: u64) {
+    pub fn wait_for(&mut self, space: SpaceIndex, question: QuestionId) {
         let waiting = self.waiting.iter_mut().filter(|waiting| waiting.space == space);
         waiting.for_each(|waiting| _ = waiting.question.get_or_insert(question));
     }
@@ -70,7 +70,7 @@ impl Confirms {
     }
 
     /// A question was answered: this client owns the space.
-    pub fn confirm(&mut self, question: u64) {
+    pub fn confirm(&mut self, question: QuestionId) {
         self.end(|waiting| waiting.question == Some(question), Ok(()));
     }
 

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::index::{CopyIndex, List, PeerIndex, SpaceIndex};
 use crate::units::{SEALED_SIZE, SlabNo, Version};
 
 /// Pages being copied at a time, each of them read and then written: they wait behind everything else, and fill a link of
@@ -24,8 +24,8 @@ pub struct Copy {
 
 #[derive(Debug)]
 pub struct Copies {
-    all: Vec<Option<Copy>>,
-    buffers: Vec<Box<[u8]>>,
+    all: List<CopyIndex, Option<Copy>>,
+    buffers: List<CopyIndex, Box<[u8]>>,
     /// Slabs that have pages to copy and found no room, in the order in which they get it.
     waiting: VecDeque<(SpaceIndex, SlabNo)>,
 }
@@ -33,7 +33,7 @@ pub struct Copies {
 impl Copies {
     pub fn new() -> Copies {
         let buffers = (0..COPIES_MAX).map(|_| vec![0; SEALED_SIZE].into()).collect();
-        Copies { all: vec![None; COPIES_MAX], buffers, waiting: VecDeque::new() }
+        Copies { all: (0..COPIES_MAX).map(|_| None).collect(), buffers, waiting: VecDeque::new() }
     }
 
     /// For the turns of so many slabs.
@@ -62,20 +62,24 @@ impl Copies {
     }
 
     /// A slot for one more, if there is one.
-    pub fn free(&self) -> Option<usize> {
-        self.all.iter().position(Option::is_none)
+    pub fn free(&self) -> Option<CopyIndex> {
+        self.all.position(Option::is_none)
+    }
+
+    pub fn indices(&self) -> impl Iterator<Item = CopyIndex> + use<> {
+        self.all.indices()
     }
 
     /// Begins what has a free slot, or goes on with it.
-    pub fn set(&mut self, copy: usize, job: Copy) {
+    pub fn set(&mut self, copy: CopyIndex, job: Copy) {
         self.all[copy] = Some(job);
     }
 
-    pub fn get(&self, copy: usize) -> Option<Copy> {
+    pub fn get(&self, copy: CopyIndex) -> Option<Copy> {
         self.all[copy]
     }
 
-    pub fn buffer(&mut self, copy: usize) -> &mut [u8] {
+    pub fn buffer(&mut self, copy: CopyIndex) -> &mut [u8] {
         &mut self.buffers[copy]
     }
 
@@ -88,7 +92,7 @@ impl Copies {
         self.all.iter().flatten().any(|copy| (copy.space, copy.slab) == (space, slab))
     }
 
-    pub fn end(&mut self, copy: usize) -> Option<Copy> {
+    pub fn end(&mut self, copy: CopyIndex) -> Option<Copy> {
         self.all[copy].take()
     }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
+use crate::client::index::{CopyIndex, OpIndex, PeerIndex, SpaceIndex, StripeIndex};
 use crate::reassembly::Partial;
 use crate::units::{Class, PageNo, Time, Version};
 use crate::wire::message::Op;
@@ -21,6 +21,16 @@ pub const WINDOW_MAX: usize = 256;
 /// taken out.
 pub const LINE_MAX: usize = 2 * EXCHANGES_MAX;
 const INDEX_BITS: u32 = EXCHANGES_MAX.trailing_zeros();
+
+/// One exchange, and no other ever: its slot in the low bits, and in the others how many began before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExchangeId(pub u64);
+
+impl ExchangeId {
+    fn slot(self) -> u16 {
+        (self.0 & (EXCHANGES_MAX as u64 - 1)) as u16
+    }
+}
 
 /// What an exchange is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,14 +54,14 @@ pub enum Role {
     Listed,
     /// Of a page that is copied from one server to another.
     CopyRead {
-        copy: usize,
+        copy: CopyIndex,
     },
     CopyWrite {
-        copy: usize,
+        copy: CopyIndex,
     },
     /// Of a page that others are put together from.
     Strip {
-        job: usize,
+        stripe: StripeIndex,
     },
     /// Of a look at a page that nobody asked for.
     Scrub,
@@ -86,7 +96,7 @@ pub enum Stage {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
-    pub id: u64,
+    pub id: ExchangeId,
     pub stage: Stage,
     pub role: Role,
     pub peer: PeerIndex,
@@ -167,7 +177,7 @@ const QUEUE_MAX: Duration = Duration::from_millis(2);
 impl Exchanges {
     pub fn new(questions_max: usize) -> Exchanges {
         let empty = Exchange {
-            id: 0,
+            id: ExchangeId(0),
             stage: Stage::Free,
             role: Role::Release,
             peer: PeerIndex(0),
@@ -208,7 +218,7 @@ impl Exchanges {
         self.of_spaces
     }
 
-    pub fn begin(&mut self, request: Request) -> Option<u64> {
+    pub fn begin(&mut self, request: Request) -> Option<ExchangeId> {
         let is_question = request.role.is_question();
         if is_question && self.questions >= self.questions_max {
             return None;
@@ -217,7 +227,7 @@ impl Exchanges {
         self.questions += usize::from(is_question);
         self.of_spaces += usize::from(request.role.is_of_space());
         self.sequence += 1;
-        let id = self.sequence << INDEX_BITS | u64::from(index);
+        let id = ExchangeId(self.sequence << INDEX_BITS | u64::from(index));
         let Request { role, peer, op, class, space, page, version } = request;
         self.all[usize::from(index)] = Exchange {
             id,
@@ -239,28 +249,28 @@ impl Exchanges {
         Some(id)
     }
 
-    pub fn get(&mut self, id: u64) -> Option<&mut Exchange> {
-        let exchange = &mut self.all[(id & (EXCHANGES_MAX as u64 - 1)) as usize];
+    pub fn get(&mut self, id: ExchangeId) -> Option<&mut Exchange> {
+        let exchange = &mut self.all[usize::from(id.slot())];
         (exchange.id == id && exchange.stage != Stage::Free).then_some(exchange)
     }
 
     /// The same, to be read.
-    pub fn peek(&self, id: u64) -> Option<&Exchange> {
-        let exchange = &self.all[(id & (EXCHANGES_MAX as u64 - 1)) as usize];
+    pub fn peek(&self, id: ExchangeId) -> Option<&Exchange> {
+        let exchange = &self.all[usize::from(id.slot())];
         (exchange.id == id && exchange.stage != Stage::Free).then_some(exchange)
     }
 
     /// The same, of one that was sent, and when it was last.
-    pub fn in_flight(&self, id: u64) -> Option<(&Exchange, Time)> {
+    pub fn in_flight(&self, id: ExchangeId) -> Option<(&Exchange, Time)> {
         self.peek(id).and_then(|exchange| Some((exchange, exchange.sent_at()?)))
     }
 
-    pub fn in_flight_mut(&mut self, id: u64) -> Option<(&mut Exchange, Time)> {
+    pub fn in_flight_mut(&mut self, id: ExchangeId) -> Option<(&mut Exchange, Time)> {
         self.get(id).and_then(|exchange| exchange.sent_at().map(|sent_at| (exchange, sent_at)))
     }
 
     /// Appends to a list in which there may be some that ended: they go when it is full, so that it never grows.
-    pub fn line_up(&self, line: &mut VecDeque<u64>, id: u64) {
+    pub fn line_up(&self, line: &mut VecDeque<ExchangeId>, id: ExchangeId) {
         if line.len() >= LINE_MAX {
             line.retain(|id| self.peek(*id).is_some());
         }
@@ -277,13 +287,13 @@ impl Exchanges {
         self.all.iter().find(|exchange| exchange.stage != Stage::Free && fits(exchange)).copied()
     }
 
-    pub fn end(&mut self, id: u64) {
+    pub fn end(&mut self, id: ExchangeId) {
         let Some(exchange) = self.get(id) else { return };
         exchange.stage = Stage::Free;
         let (partial, role) = (exchange.partial.take(), exchange.role);
         self.questions -= usize::from(role.is_question());
         self.of_spaces -= usize::from(role.is_of_space());
-        self.free.push((id & (EXCHANGES_MAX as u64 - 1)) as u16);
+        self.free.push(id.slot());
         self.partials_free.extend(partial.map(|slot| slot as u16));
     }
 
@@ -293,7 +303,7 @@ impl Exchanges {
     }
 
     /// An exchange is being sent. It takes room for its reply, where it needs some.
-    pub fn send(&mut self, now: Time, id: u64) {
+    pub fn send(&mut self, now: Time, id: ExchangeId) {
         let Some(exchange) = self.get(id) else { return };
         exchange.stage = Stage::InFlight { sent_at: now };
         exchange.tries += 1;
@@ -311,7 +321,7 @@ impl Exchanges {
     }
 
     /// Its reply is not expected for now: others may take its slot.
-    pub fn give_partial(&mut self, id: u64) {
+    pub fn give_partial(&mut self, id: ExchangeId) {
         let partial = self.get(id).and_then(|exchange| exchange.partial.take());
         self.partials_free.extend(partial.map(|slot| slot as u16));
     }
@@ -322,7 +332,7 @@ impl Exchanges {
     }
 
     /// Where the reply of an exchange is put together.
-    pub fn partial(&mut self, id: u64) -> Option<&mut Partial> {
+    pub fn partial(&mut self, id: ExchangeId) -> Option<&mut Partial> {
         let slot = self.get(id)?.partial?;
         Some(&mut self.partials[slot])
     }
@@ -392,7 +402,7 @@ mod tests {
     #[test]
     fn questions_leave_room_for_pages() {
         let mut exchanges = Exchanges::new(QUESTIONS_MAX);
-        let asked: Vec<u64> = std::iter::from_fn(|| exchanges.begin(request(Role::Versions))).collect();
+        let asked: Vec<ExchangeId> = std::iter::from_fn(|| exchanges.begin(request(Role::Versions))).collect();
         assert_eq!((asked.len(), exchanges.has_room()), (QUESTIONS_MAX, false));
         let pages = std::iter::from_fn(|| exchanges.begin(request(Role::Write { op: OpIndex(0) }))).count();
         assert_eq!(pages, EXCHANGES_MAX - QUESTIONS_MAX);
@@ -408,7 +418,7 @@ mod tests {
         let request = request(Role::Scrub);
         let (mut exchanges, mut line) = (Exchanges::new(QUESTIONS_MAX), VecDeque::with_capacity(LINE_MAX));
         let capacity = line.capacity();
-        let kept: Vec<u64> = (0..EXCHANGES_MAX - 1).map(|_| exchanges.begin(request).unwrap()).collect();
+        let kept: Vec<ExchangeId> = (0..EXCHANGES_MAX - 1).map(|_| exchanges.begin(request).unwrap()).collect();
         kept.iter().chain(&kept).for_each(|id| exchanges.line_up(&mut line, *id));
         for _ in 0..3 * LINE_MAX {
             let id = exchanges.begin(request).unwrap();

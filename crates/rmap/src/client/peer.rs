@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::exchange::{Exchanges, LINE_MAX};
+use super::exchange::{ExchangeId, Exchanges, LINE_MAX};
 use super::servers::ServerInfo;
 use crate::crypto::session::Session;
 use crate::round_trip::RoundTrip;
@@ -125,11 +125,11 @@ pub struct Peer {
     free_slabs: u32,
     path: Path,
     /// Exchanges that were not sent yet, by class.
-    queues: [VecDeque<u64>; Class::ALL.len()],
+    queues: [VecDeque<ExchangeId>; Class::ALL.len()],
     /// To be sent again, before anything new.
-    resends: VecDeque<u64>,
+    resends: VecDeque<ExchangeId>,
     /// Exchanges that were sent, oldest first; those that ended since are skipped.
-    in_flight: VecDeque<u64>,
+    in_flight: VecDeque<ExchangeId>,
 }
 
 impl Peer {
@@ -256,7 +256,7 @@ impl Peer {
     }
 
     /// A request waits until it may be sent.
-    pub fn queue(&mut self, class: Class, id: u64, exchanges: &Exchanges) {
+    pub fn queue(&mut self, class: Class, id: ExchangeId, exchanges: &Exchanges) {
         exchanges.line_up(&mut self.queues[class as usize], id);
     }
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::client::index::SpaceIndex;
-use crate::control::{ControlReply, ControlRequest};
+use crate::control::{ControlReply, ControlRequest, QuestionId};
 use crate::units::Time;
 
 /// A question that the control plane did not answer is asked again; a store with three members answers in 10 ms.
@@ -23,7 +23,7 @@ fn retry_after(waited: Duration) -> Duration {
 /// A question that was not answered yet.
 #[derive(Clone, Debug)]
 pub struct Question {
-    pub id: u64,
+    pub id: QuestionId,
     pub space: SpaceIndex,
     pub request: ControlRequest,
     first_asked: Option<Time>,
@@ -55,7 +55,7 @@ pub struct Patience {
 #[derive(Debug, Default)]
 pub struct Questions {
     open: Vec<Question>,
-    last_id: u64,
+    last_id: QuestionId,
     /// When there was last an answer.
     answered_at: Time,
     /// When it was last looked who has waited for too long.
@@ -77,19 +77,19 @@ impl Questions {
     }
 
     #[cfg(test)]
-    pub fn last_id(&self) -> u64 {
+    pub fn last_id(&self) -> QuestionId {
         self.last_id
     }
 
-    /// Another question, by number.
-    pub fn ask(&mut self, space: SpaceIndex, request: ControlRequest) -> u64 {
-        self.last_id += 1;
+    /// Another question.
+    pub fn ask(&mut self, space: SpaceIndex, request: ControlRequest) -> QuestionId {
+        self.last_id.0 += 1;
         self.open.push(Question { id: self.last_id, space, request, first_asked: None, due: Time(0) });
         self.last_id
     }
 
     /// A question that is to be asked now.
-    pub fn poll(&mut self, now: Time) -> Option<(u64, ControlRequest)> {
+    pub fn poll(&mut self, now: Time) -> Option<(QuestionId, ControlRequest)> {
         let question = self.open.iter_mut().find(|question| question.due <= now)?;
         question.first_asked.get_or_insert(now);
         question.due = now + RETRY;
@@ -102,7 +102,7 @@ impl Questions {
     }
 
     /// Takes an answer in: its question is open no more, but if the answer comes later. `None` for those that are settled, too.
-    pub fn receive(&mut self, now: Time, id: u64, reply: &ControlReply) -> Option<Question> {
+    pub fn receive(&mut self, now: Time, id: QuestionId, reply: &ControlReply) -> Option<Question> {
         let at = self.open.iter().position(|question| question.id == id)?;
         if *reply == ControlReply::Later {
             let question = &mut self.open[at];

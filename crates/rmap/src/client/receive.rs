@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::exchange::{Exchange, Role};
+use super::exchange::{Exchange, ExchangeId, Role};
 use super::ops::{self, Kind};
 use super::peer::{Accepted, LoadChange};
 use super::{Client, Fault};
@@ -123,7 +123,8 @@ impl Client {
         fragment: Fragment,
         part: &[u8],
     ) -> Option<()> {
-        let (&exchange, sent_at) = self.exchanges.in_flight(message.id)?;
+        let id = ExchangeId(message.id);
+        let (&exchange, sent_at) = self.exchanges.in_flight(id)?;
         let about_it = exchange.peer == peer_idx && exchange.op == message.op && exchange.page == message.page;
         if !about_it {
             return None;
@@ -134,15 +135,15 @@ impl Client {
         }
         if status == Status::Busy {
             // Too much at once, says the server: the timeout asks again.
-            self.exchanges.give_partial(message.id);
+            self.exchanges.give_partial(id);
             self.peers[peer_idx].answered(now, None);
-            let exchange = self.exchanges.get(message.id)?;
+            let exchange = self.exchanges.get(id)?;
             exchange.excused = exchange.tries;
             return None;
         }
         let payload = usize::from(message.payload);
         let whole = payload == 0 || {
-            let partial = self.exchanges.partial(message.id)?;
+            let partial = self.exchanges.partial(id)?;
             let identity = Identity::new(message.id, message.version.bits(), fragment, payload);
             if !partial.is(identity) {
                 partial.begin(identity);
@@ -155,13 +156,13 @@ impl Client {
         self.peers[peer_idx].answered(now, (exchange.tries == 1).then_some(sent_at));
         self.resend_overtaken(now, peer_idx, &exchange);
         // One that others have overtaken may have had the copy given up, and so this answer's exchange ended.
-        self.exchanges.get(message.id)?;
+        self.exchanges.get(id)?;
         self.exchanges.grow_window(now.since(sent_at));
         if payload > 0 {
             // Another reply's room is as good for the next one, and this one stays where it is.
-            self.exchanges.partial(message.id)?.swap(&mut self.reply);
+            self.exchanges.partial(id)?.swap(&mut self.reply);
         }
-        self.end_exchange(message.id);
+        self.end_exchange(id);
         let reply = std::mem::take(&mut self.reply);
         self.answered(now, &exchange, status, message.version, &reply[..payload]);
         self.reply = reply;
@@ -185,7 +186,7 @@ impl Client {
     }
 
     /// Frees an exchange, and what it held of the windows.
-    pub(super) fn end_exchange(&mut self, id: u64) -> Option<Exchange> {
+    pub(super) fn end_exchange(&mut self, id: ExchangeId) -> Option<Exchange> {
         let exchange = *self.exchanges.get(id)?;
         self.peers[exchange.peer].ended(&exchange);
         if exchange.role == Role::Release {
@@ -213,7 +214,7 @@ impl Client {
         if is_news && !self.is_hearsay(exchange) {
             match role {
                 Role::Read { op } | Role::Write { op } => self.op_exchange_ended(op),
-                Role::Strip { job } => self.stripe_interrupted(job),
+                Role::Strip { stripe } => self.stripe_interrupted(stripe),
                 Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(copy),
                 Role::Fence => self.spaces[space].fencing.remove(peer),
                 Role::Versions => self.list_again(space, slab, peer),
@@ -238,7 +239,7 @@ impl Client {
             Role::Reserve => self.reserve_answered(space, peer, exchange.version.bits(), status),
             Role::Release => {}
             Role::Held => self.held_answered(space, peer, exchange.version, (status, version), payload),
-            Role::Strip { job } => self.strip_answered(job, exchange, status, version, payload),
+            Role::Strip { stripe } => self.strip_answered(stripe, exchange, status, version, payload),
             Role::Scrub => self.scrub_answered(exchange, status, version, payload),
             Role::Read { op } => self.read_answered(op, exchange, status, version, payload),
             Role::Write { op } => self.write_answered(op, exchange, status),

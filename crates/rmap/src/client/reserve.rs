@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::exchange::ExchangeId;
 use super::servers::SERVERS_MAX;
 use crate::client::index::{List, PeerIndex, SpaceIndex};
 use crate::units::{BootEpoch, Time};
@@ -55,7 +56,7 @@ struct Share {
     kept: Option<u64>,
     /// It has refused so much, and may keep less.
     refused: Option<u64>,
-    exchange: Option<u64>,
+    exchange: Option<ExchangeId>,
 }
 
 impl Share {

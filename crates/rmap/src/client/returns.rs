@@ -91,24 +91,27 @@ impl Returns {
 mod tests {
     use super::*;
 
-    fn slab(space: usize, slab: u32) -> Return {
-        Return { space: SpaceIndex(space), slab: SlabNo(slab), grant: Version::NEVER }
+    const ONE: SpaceIndex = SpaceIndex(0);
+    const OTHER: SpaceIndex = SpaceIndex(1);
+
+    fn slab(space: SpaceIndex, slab: u32) -> Return {
+        Return { space, slab: SlabNo(slab), grant: Version::NEVER }
     }
 
     #[test]
     fn so_many_are_under_way_and_the_others_wait_in_turn() {
         let mut returns = Returns::new();
-        [slab(0, 0), slab(1, 1), slab(0, 2)].into_iter().for_each(|slab| returns.push(slab));
+        [slab(ONE, 0), slab(OTHER, 1), slab(ONE, 2)].into_iter().for_each(|slab| returns.push(slab));
         returns.put_off();
         returns.pop(true);
-        assert_eq!((returns.next(), returns.len()), (Some(slab(0, 2)), 2), "the one that was put off is last");
-        returns.forget(SpaceIndex(0));
+        assert_eq!((returns.next(), returns.len()), (Some(slab(ONE, 2)), 2), "the one that was put off is last");
+        returns.forget(ONE);
         assert_eq!((returns.next(), returns.is_pending()), (None, true));
-        (0..AT_A_TIME as u32).for_each(|number| returns.push(slab(0, number)));
+        (0..AT_A_TIME as u32).for_each(|number| returns.push(slab(ONE, number)));
         (1..AT_A_TIME).for_each(|_| returns.pop(true));
         assert_eq!((returns.next(), returns.len()), (None, 1), "no more at a time");
         returns.ended();
-        assert_eq!(returns.next(), Some(slab(0, AT_A_TIME as u32 - 1)));
+        assert_eq!(returns.next(), Some(slab(ONE, AT_A_TIME as u32 - 1)));
         returns.pop(false);
         (1..AT_A_TIME).for_each(|_| returns.ended());
         assert!(!returns.is_pending());
@@ -118,7 +121,7 @@ mod tests {
     fn a_list_does_not_grow() {
         let mut returns = Returns::new();
         assert!(returns.has_room());
-        (0..=RETURNS_MAX as u32).for_each(|number| returns.push(slab(0, number)));
+        (0..=RETURNS_MAX as u32).for_each(|number| returns.push(slab(ONE, number)));
         assert_eq!((returns.len(), returns.has_room()), (RETURNS_MAX, false));
     }
 }

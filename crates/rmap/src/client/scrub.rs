@@ -9,6 +9,7 @@ pub mod pass;
 
 use std::time::Duration;
 
+use crate::client::exchange::ExchangeId;
 use crate::client::index::SpaceIndex;
 use crate::units::{SlabNo, Time};
 
@@ -38,7 +39,7 @@ pub struct Scrub {
     pace: Duration,
     paced_at: Time,
     /// The page that was asked for last.
-    exchange: Option<u64>,
+    exchange: Option<ExchangeId>,
 }
 
 impl Default for Scrub {

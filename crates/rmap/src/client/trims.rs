@@ -24,7 +24,7 @@ use super::open::Listing;
 use super::peer::PeerSet;
 use super::slab::Slab;
 use crate::client::context::context;
-use crate::client::index::SpaceIndex;
+use crate::client::index::{CopyIndex, SpaceIndex};
 use crate::crypto::Rejected;
 use crate::units::{PAGE_SIZE, SEALED_SIZE, SlabNo, Version};
 
@@ -62,7 +62,7 @@ impl Client {
     /// The content that a copy was asked for, in the version in which the other copy gets it.
     pub(super) fn seal_anew(
         &mut self,
-        copy: usize,
+        copy: CopyIndex,
         (space, slab, index): (SpaceIndex, SlabNo, usize),
         version: Version,
         renewed: Version,

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::sessions::SessionIndex;
 use crate::units::Class;
 use crate::wire::PAYLOAD_MAX;
 use crate::wire::message::{Message, Status};
@@ -15,7 +16,7 @@ pub const REPLIES_CROWDED: usize = REPLIES_MAX / 2;
 #[derive(Clone, Copy, Debug)]
 pub struct Pending {
     pub session: u32,
-    pub slot: usize,
+    pub slot: SessionIndex,
     pub request: Message,
     pub status: Status,
 }

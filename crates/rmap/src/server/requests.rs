@@ -2,6 +2,7 @@
 
 use super::Server;
 use super::replies::{Pending, REPLIES_CROWDED, REPLIES_MAX};
+use super::sessions::SessionIndex;
 use super::stats::ServerStats;
 use super::store::{Fault, Store};
 use super::workers::{State, WorkerNumbers};
@@ -28,7 +29,7 @@ impl Server {
     }
 
     /// An authentic fragment.
-    pub(super) fn take_in(&mut self, now: Time, slot: usize, body: &[u8]) {
+    pub(super) fn take_in(&mut self, now: Time, slot: SessionIndex, body: &[u8]) {
         self.now = now;
         let Ok((message, fragment, part)) = Message::decode(body) else {
             self.stats.malformed += 1;

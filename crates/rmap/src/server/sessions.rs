@@ -16,6 +16,7 @@ use crate::crypto::entropy::SharedEntropy;
 use crate::crypto::handshake::{ServerHello, respond};
 use crate::crypto::session::Session;
 use crate::crypto::{PublicKey, Rejected};
+use crate::list::{List, list_index};
 use crate::transmit::Transmit;
 use crate::units::Time;
 use crate::wire::PROTOCOL_VERSION;
@@ -34,6 +35,11 @@ const HELLOS_PER_SECOND: u32 = 200;
 const HELLOS_BURST: u32 = 64;
 /// Answers that wait to be sent.
 const ANSWERS_MAX: usize = HELLOS_BURST as usize;
+
+list_index! {
+    /// A session in its worker's table of them.
+    SessionIndex
+}
 
 /// A hello as it came.
 #[derive(Debug)]
@@ -89,9 +95,9 @@ const _: () = assert!(size_of::<Option<Peer>>() <= 1024);
 pub struct Sessions {
     worker: usize,
     count: usize,
-    peers: Vec<Option<Peer>>,
+    peers: List<SessionIndex, Option<Peer>>,
     /// Of the hello that each began with, so that one that comes again is found without a look at all of them.
-    marks: Vec<u64>,
+    marks: List<SessionIndex, u64>,
     answers: VecDeque<Answer>,
     /// Handshakes that may happen now, in millionths, and when that was.
     tokens: u64,
@@ -104,38 +110,38 @@ impl Sessions {
             worker,
             count: 0,
             peers: (0..SESSIONS_MAX).map(|_| None).collect(),
-            marks: vec![0; SESSIONS_MAX],
+            marks: (0..SESSIONS_MAX).map(|_| 0).collect(),
             answers: VecDeque::with_capacity(ANSWERS_MAX),
             tokens: u64::from(HELLOS_BURST) * 1_000_000,
             tokens_at: Time::default(),
         }
     }
 
-    pub fn find(&self, number: u32) -> Option<usize> {
-        let slot = (number & (SESSIONS_MAX as u32 - 1)) as usize;
+    pub fn find(&self, number: u32) -> Option<SessionIndex> {
+        let slot = SessionIndex((number & (SESSIONS_MAX as u32 - 1)) as usize);
         self.peers[slot].as_ref().is_some_and(|peer| peer.number == number).then_some(slot)
     }
 
-    pub fn number(&self, slot: usize) -> Option<u32> {
+    pub fn number(&self, slot: SessionIndex) -> Option<u32> {
         self.peers[slot].as_ref().map(|peer| peer.number)
     }
 
-    pub fn peer(&mut self, slot: usize) -> Option<&mut Peer> {
+    pub fn peer(&mut self, slot: SessionIndex) -> Option<&mut Peer> {
         self.peers[slot].as_mut()
     }
 
     /// The number of a session, and where the pieces of its messages are.
-    pub fn pieces(&mut self, slot: usize) -> Option<(u32, &mut Pieces)> {
+    pub fn pieces(&mut self, slot: SessionIndex) -> Option<(u32, &mut Pieces)> {
         self.peers[slot].as_mut().map(|peer| (peer.number, &mut peer.pieces))
     }
 
     /// Who is at the other end.
-    pub fn node(&self, slot: usize) -> Option<PublicKey> {
+    pub fn node(&self, slot: SessionIndex) -> Option<PublicKey> {
         self.peers[slot].as_ref().map(|peer| peer.node)
     }
 
     /// The other end, if it is a server that may only do what it has tickets for.
-    pub fn guest(&self, slot: usize) -> Option<PublicKey> {
+    pub fn guest(&self, slot: SessionIndex) -> Option<PublicKey> {
         self.peers[slot].as_ref().filter(|peer| peer.is_guest).map(|peer| peer.node)
     }
 
@@ -149,7 +155,7 @@ impl Sessions {
     /// It is not authentic, or was seen before.
     pub fn open<'a>(
         &mut self,
-        slot: usize,
+        slot: SessionIndex,
         now: Time,
         from: SocketAddr,
         (epoch, counter): (u8, u64),
@@ -205,7 +211,7 @@ impl Sessions {
             stats.throttled += 1;
             return;
         };
-        let number = session_number(entropy.next_u64() as u32, self.worker, slot);
+        let number = session_number(entropy.next_u64() as u32, self.worker, slot.0);
         let head = Head::Accept { version: PROTOCOL_VERSION, receiver: hello.sender, sender: number };
         let Ok((node, secrets, accept)) = respond(&identity.keys, &identity.pool, hello.datagram, head, about, entropy)
         else {
@@ -243,7 +249,7 @@ impl Sessions {
     /// of its node out, and were each counted as a handshake, new clients would wait for theirs. As RFC 7296, 2.1.
     fn accept_of(&self, hello: &[u8]) -> Option<([u8; ACCEPT_SIZE], SocketAddr)> {
         let mark = mark_of(hello);
-        let slots = self.marks.iter().enumerate().filter(|(_, of)| **of == mark);
+        let slots = self.marks.enumerate().filter(|(_, of)| **of == mark);
         let mut peers = slots.filter_map(|(slot, _)| self.peers[slot].as_ref());
         peers.find(|peer| peer.hello[..] == *hello).map(|peer| (peer.accept, peer.addr))
     }
@@ -255,10 +261,14 @@ impl Sessions {
 
     /// A place for a session: free, or of a guest that has no ticket any more, or of the one that is silent for longest. Also the
     /// node that alone may take it, if it is not silent for that long. Nothing ends yet: whoever asks may not be admitted.
-    fn find_slot(&self, now: Time, sources: impl FnOnce() -> HashSet<PublicKey>) -> Option<(usize, Option<PublicKey>)> {
-        let free = self.peers.iter().position(Option::is_none);
+    fn find_slot(
+        &self,
+        now: Time,
+        sources: impl FnOnce() -> HashSet<PublicKey>,
+    ) -> Option<(SessionIndex, Option<PublicKey>)> {
+        let free = self.peers.position(Option::is_none);
         let longest_silent = |fits: &dyn Fn(&Peer) -> bool| {
-            let slots = self.peers.iter().enumerate();
+            let slots = self.peers.enumerate();
             let heard = slots.filter_map(|(slot, peer)| Some((peer.as_ref().filter(|p| fits(p))?.heard_at, slot)));
             heard.min().map(|(_, slot)| slot)
         };
@@ -276,13 +286,13 @@ impl Sessions {
     }
 
     /// One node's sessions are limited: of those that are silent, the one for longest ends. `false` if there are enough that are not.
-    fn make_room(&mut self, now: Time, slot: usize, node: PublicKey) -> bool {
-        let own = |(at, peer): (usize, &Option<Peer>)| {
+    fn make_room(&mut self, now: Time, slot: SessionIndex, node: PublicKey) -> bool {
+        let own = |(at, peer): (SessionIndex, &Option<Peer>)| {
             let peer = peer.as_ref().filter(|peer| at != slot && peer.node == node)?;
             Some((peer.heard_at, at))
         };
-        let own = self.peers.iter().enumerate().filter_map(own);
-        let (count, oldest) = own.fold((0, None), |(count, oldest): (usize, Option<(Time, usize)>), one| {
+        let own = self.peers.enumerate().filter_map(own);
+        let (count, oldest) = own.fold((0, None), |(count, oldest): (usize, Option<(Time, SessionIndex)>), one| {
             (count + 1, Some(oldest.map_or(one, |oldest| oldest.min(one))))
         });
         if count < SESSIONS_PER_NODE {

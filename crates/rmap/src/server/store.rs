@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use crate::list::{List, list_index};
 use crate::medium::Medium;
 use crate::units::{Generation, PAGE_SIZE, PageNo, SEAL_SIZE, SEALED_SIZE, SlabNo, SlabSize, SpaceId, Version};
 use crate::wire::message::{HELD_END, HELD_MAX, HELD_SIZE, Status, VERSIONS_MAX};
@@ -42,6 +43,11 @@ pub enum Fault {
     MakesUpTrims,
     /// The same, and answers so when it is asked for one that an earlier owner wrote.
     KeepsToTrims,
+}
+
+list_index! {
+    /// The room for one slab.
+    SlotIndex
 }
 
 #[derive(Debug)]
@@ -91,13 +97,13 @@ pub struct Store {
     room: Box<[u8; SEALED_SIZE]>,
     /// Slabs that the medium failed. They are lent no more.
     broken: usize,
-    slabs: Vec<Slab>,
-    free: Vec<u32>,
+    slabs: List<SlotIndex, Slab>,
+    free: Vec<SlotIndex>,
     /// Slabs whose memory the host has back.
-    shed: Vec<u32>,
+    shed: Vec<SlotIndex>,
     /// No slab is given away any more, promised or not.
     pub shut: bool,
-    slots: HashMap<(SpaceId, SlabNo), u32>,
+    slots: HashMap<(SpaceId, SlabNo), SlotIndex>,
     spaces: HashMap<SpaceId, Space>,
     /// The last grants that have ended here. A request for one of them that is still on its way comes too late, or it would be
     /// another slab under the grant that a reader may be about to ask for.
@@ -118,7 +124,7 @@ impl Store {
             room: Box::new([0; SEALED_SIZE]),
             broken: 0,
             slabs: (0..slabs).map(|_| Slab::free(size, in_memory)).collect::<Option<_>>()?,
-            free: (0..slabs as u32).rev().collect(),
+            free: (0..slabs).rev().map(SlotIndex).collect(),
             shed: Vec::with_capacity(slabs),
             shut: false,
             slots: HashMap::with_capacity(slabs),
@@ -166,21 +172,21 @@ impl Store {
         if self.free.len() <= promised {
             return false;
         }
-        let Some(index) = self.free.pop() else { return false };
+        let Some(slot) = self.free.pop() else { return false };
         // Nobody has it: it was released, or never given away.
-        let slab = &mut self.slabs[index as usize];
+        let slab = &mut self.slabs[slot];
         (slab.versions, slab.pages) = (Box::default(), Box::default());
-        self.shed.push(index);
+        self.shed.push(slot);
         true
     }
 
     /// Takes the memory of a slab from the host again. `false` if none was taken.
     pub fn regrow(&mut self) -> bool {
-        let Some(&index) = self.shed.last() else { return false };
+        let Some(&slot) = self.shed.last() else { return false };
         let Some(slab) = Slab::free(self.size, in_memory(self.medium.as_deref())) else { return false };
-        self.slabs[index as usize] = slab;
+        self.slabs[slot] = slab;
         self.shed.pop();
-        self.free.push(index);
+        self.free.push(slot);
         true
     }
 
@@ -260,8 +266,8 @@ impl Store {
         if let Err(status) = self.check(space, generation) {
             return status;
         }
-        if let Some(&index) = self.slots.get(&(space, slab)) {
-            let held = &mut self.slabs[index as usize];
+        if let Some(&slot) = self.slots.get(&(space, slab)) {
+            let held = &mut self.slabs[slot];
             if grant < held.grant {
                 return Status::BadRequest;
             }
@@ -282,10 +288,10 @@ impl Store {
         if self.shut || self.free.is_empty() || (!promised && (!open || self.free.len() <= kept_for_others)) {
             return Status::Full;
         }
-        let Some(index) = self.free.pop() else { return Status::Full };
+        let Some(slot) = self.free.pop() else { return Status::Full };
         state.held += 1;
-        self.slots.insert((space, slab), index);
-        let held = &mut self.slabs[index as usize];
+        self.slots.insert((space, slab), slot);
+        let held = &mut self.slabs[slot];
         held.owner = Some((space, slab));
         held.begin(grant, epoch);
         Status::Ok
@@ -307,14 +313,14 @@ impl Store {
         if let Err(status) = self.check(space, generation) {
             return status;
         }
-        let Some(&index) = self.slots.get(&(space, slab)) else { return Status::Ok };
-        let held = &mut self.slabs[index as usize];
+        let Some(&slot) = self.slots.get(&(space, slab)) else { return Status::Ok };
+        let held = &mut self.slabs[slot];
         if held.grant != grant {
             return Status::BadRequest;
         }
         held.owner = None;
         self.slots.remove(&(space, slab));
-        self.free.push(index);
+        self.free.push(slot);
         if let Some(state) = self.spaces.get_mut(&space) {
             state.held -= 1;
         }
@@ -346,8 +352,8 @@ impl Store {
     /// It is not the owner of today, or the slab is not here.
     pub fn grant_of(&self, space: SpaceId, slab: SlabNo, generation: Generation) -> Result<Version, Status> {
         self.check(space, generation)?;
-        let index = self.slots.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
-        Ok(self.slabs[*index as usize].grant)
+        let slot = self.slots.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
+        Ok(self.slabs[*slot].grant)
     }
 
     /// Slabs that a space has here, in slots from `from` on, appended to `out`. Gives the slot to go on from, or
@@ -393,27 +399,27 @@ impl Store {
         self.size.page(slab, index)
     }
 
-    fn locate(&mut self, space: SpaceId, page: PageNo, generation: Generation) -> Result<(usize, usize), Status> {
+    fn locate(&mut self, space: SpaceId, page: PageNo, generation: Generation) -> Result<(SlotIndex, usize), Status> {
         self.check(space, generation)?;
         if self.has(Fault::ForgetsOwners) && !self.forgotten.contains(&(space, generation)) {
             self.forgotten.push((space, generation));
             return Err(Status::NotFenced);
         }
         let slab = self.size.slab(page).ok_or(Status::BadRequest)?;
-        let index = self.slots.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
-        Ok((*index as usize, self.size.index(page)))
+        let slot = self.slots.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
+        Ok((*slot, self.size.index(page)))
     }
 
     /// # Errors
     /// Why the page cannot be had.
     pub fn read(&mut self, space: SpaceId, page: PageNo, generation: Generation) -> Result<Stored<'_>, Status> {
-        let (index, at) = match self.locate(space, page, generation) {
+        let (slot, index) = match self.locate(space, page, generation) {
             Err(Status::UnknownSlab) if self.has(Fault::ZerosForUnknown) => {
                 return Ok(Stored { version: Version::NEVER, sealed: None });
             }
             found => found?,
         };
-        self.read_at(index, at)
+        self.read_at(slot, index)
     }
 
     /// A page of a slab that has this grant, and no other, whoever its owner is: no grant is given twice.
@@ -422,29 +428,29 @@ impl Store {
     /// Why the page cannot be had.
     pub fn read_granted(&mut self, space: SpaceId, page: PageNo, grant: Version) -> Result<Stored<'_>, Status> {
         let slab = self.size.slab(page).ok_or(Status::BadRequest)?;
-        let index = *self.slots.get(&(space, slab)).ok_or(Status::UnknownSlab)? as usize;
-        if self.slabs[index].grant != grant {
+        let slot = *self.slots.get(&(space, slab)).ok_or(Status::UnknownSlab)?;
+        if self.slabs[slot].grant != grant {
             return Err(Status::UnknownSlab);
         }
-        self.read_at(index, self.size.index(page))
+        self.read_at(slot, self.size.index(page))
     }
 
-    fn read_at(&mut self, index: usize, at: usize) -> Result<Stored<'_>, Status> {
-        let slab = &self.slabs[index];
-        let version = slab.versions[at];
+    fn read_at(&mut self, slot: SlotIndex, index: usize) -> Result<Stored<'_>, Status> {
+        let slab = &self.slabs[slot];
+        let version = slab.versions[index];
         if !version.has_content() {
             return Ok(Stored { version, sealed: None });
         }
         if let Some(medium) = &mut self.medium {
             let (content, seal) = self.room.split_first_chunk_mut().expect("a page is smaller than a sealed one");
-            seal.copy_from_slice(&slab.pages[at * SEAL_SIZE..][..SEAL_SIZE]);
-            if medium.read((index * self.size.pages() + at) as u64, content).is_err() {
-                self.give_up(index);
+            seal.copy_from_slice(&slab.pages[index * SEAL_SIZE..][..SEAL_SIZE]);
+            if medium.read((slot.0 * self.size.pages() + index) as u64, content).is_err() {
+                self.give_up(slot);
                 return Err(Status::UnknownSlab);
             }
             return Ok(Stored { version, sealed: Some(&self.room[..]) });
         }
-        let sealed = &self.slabs[index].pages[at * SEALED_SIZE..][..SEALED_SIZE];
+        let sealed = &self.slabs[slot].pages[index * SEALED_SIZE..][..SEALED_SIZE];
         Ok(Stored { version, sealed: Some(sealed) })
     }
 
@@ -459,7 +465,7 @@ impl Store {
         version: Version,
         sealed: Option<&[u8]>,
     ) -> Status {
-        let (index, at) = match self.locate(space, page, generation) {
+        let (slot, index) = match self.locate(space, page, generation) {
             Ok(found) => found,
             Err(status) => return status,
         };
@@ -470,34 +476,34 @@ impl Store {
             return Status::Ok;
         }
         let (any_order, any_life) = (self.has(Fault::NoVersions), self.has(Fault::NoEpochs));
-        let slab = &mut self.slabs[index];
+        let slab = &mut self.slabs[slot];
         if version < slab.epoch && !any_life {
             return Status::UnknownSlab;
         }
-        if version <= slab.versions[at] && !any_order {
+        if version <= slab.versions[index] && !any_order {
             return Status::Ok;
         }
         match (sealed, &mut self.medium) {
             (None, _) => {}
-            (Some(sealed), None) => slab.pages[at * SEALED_SIZE..][..SEALED_SIZE].copy_from_slice(sealed),
+            (Some(sealed), None) => slab.pages[index * SEALED_SIZE..][..SEALED_SIZE].copy_from_slice(sealed),
             (Some(sealed), Some(medium)) => {
                 let Some((content, seal)) = sealed.split_first_chunk::<PAGE_SIZE>() else { return Status::BadRequest };
-                if medium.write((index * self.size.pages() + at) as u64, content).is_err() {
-                    self.give_up(index);
+                if medium.write((slot.0 * self.size.pages() + index) as u64, content).is_err() {
+                    self.give_up(slot);
                     return Status::UnknownSlab;
                 }
-                slab.pages[at * SEAL_SIZE..][..SEAL_SIZE].copy_from_slice(seal);
+                slab.pages[index * SEAL_SIZE..][..SEAL_SIZE].copy_from_slice(seal);
             }
         }
-        slab.versions[at] = version;
+        slab.versions[index] = version;
         Status::Ok
     }
 
     /// The medium failed: what is in the slab is not known any more, and is answered so.
-    fn give_up(&mut self, index: usize) {
-        let Some(owner) = self.slabs[index].owner.take() else { return };
+    fn give_up(&mut self, slot: SlotIndex) {
+        let Some(owner) = self.slabs[slot].owner.take() else { return };
         self.slots.remove(&owner);
-        let grant = self.slabs[index].grant;
+        let grant = self.slabs[slot].grant;
         if let Some(state) = self.spaces.get_mut(&owner.0) {
             state.held -= 1;
         }
@@ -515,10 +521,10 @@ impl Store {
         page: PageNo,
         generation: Generation,
     ) -> Result<(Version, &[Version]), Status> {
-        let (slab, at) = self.locate(space, page, generation)?;
-        let slab = &self.slabs[slab];
-        let end = (at + VERSIONS_MAX).min(slab.versions.len());
-        Ok((slab.grant, &slab.versions[at..end]))
+        let (slot, index) = self.locate(space, page, generation)?;
+        let slab = &self.slabs[slot];
+        let end = (index + VERSIONS_MAX).min(slab.versions.len());
+        Ok((slab.grant, &slab.versions[index..end]))
     }
 }
 

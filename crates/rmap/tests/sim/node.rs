@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use rmap::client::{Client, SpaceRef};
-use rmap::control::ControlRequest;
+use rmap::control::{ControlReply, ControlRequest, QuestionId};
 use rmap::crypto::Entropy;
 use rmap::medium::Medium;
 use rmap::server::Server;
@@ -121,8 +121,8 @@ pub fn node_at(addr: SocketAddr) -> usize {
 pub enum Happening {
     Arrival { to: usize, from: usize, bytes: Vec<u8> },
     Timer { node: usize, due_ns: u64 },
-    Question { node: usize, life: u64, id: u64, request: ControlRequest },
-    Answer { node: usize, life: u64, id: u64, reply: rmap::control::ControlReply },
+    Question { node: usize, life: u64, id: QuestionId, request: ControlRequest },
+    Answer { node: usize, life: u64, id: QuestionId, reply: ControlReply },
     Act,
     Chaos,
     Boot { node: usize },

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 use rmap::client::{Client, ClientConfig, Event, Failure, ServerInfo, SpaceSpec, Tenure};
+use rmap::control::{ControlReply, ControlRequest, QuestionId};
 use rmap::crypto::{KEY_SIZE, Keypair, PoolKey};
 use rmap::medium::Medium;
 use rmap::server::{Fault, Server, ServerConfig, worker_of};
@@ -367,14 +368,14 @@ impl World {
         }
     }
 
-    fn question(&mut self, node: usize, life: u64, id: u64, request: &rmap::control::ControlRequest) {
+    fn question(&mut self, node: usize, life: u64, id: QuestionId, request: &ControlRequest) {
         if self.now_ns < self.registry.away_until_ns {
             return;
         }
         // Done or not, it may be that only asking again tells.
         let later = !self.resting && self.rng.per_mille(self.network.weather.loss);
         let reply = self.registry.answer(request);
-        let reply = if later { rmap::control::ControlReply::Later } else { reply };
+        let reply = if later { ControlReply::Later } else { reply };
         self.say(|| format!("{node} asks {request:?}: {reply:?}"));
         if !self.resting && self.rng.per_mille(self.network.weather.loss) {
             return;
@@ -383,7 +384,7 @@ impl World {
         self.schedule(after, Happening::Answer { node, life, id, reply });
     }
 
-    fn answer(&mut self, node: usize, life: u64, id: u64, reply: rmap::control::ControlReply) {
+    fn answer(&mut self, node: usize, life: u64, id: QuestionId, reply: ControlReply) {
         let now = self.nodes[node].local(self.now_ns);
         if self.nodes[node].life != life {
             return;
@@ -426,7 +427,7 @@ impl World {
         }
         let next = self.next_timeout(node);
         for (id, request) in questions {
-            self.digest.add_text(self.now_ns, node, &(id, &request));
+            self.digest.add_text(self.now_ns, node, &(id.0, &request));
             if self.resting || !self.rng.per_mille(self.network.weather.loss) {
                 let after = self.rng.within(50_000, 3_000_000) as u64;
                 self.schedule(after, Happening::Question { node, life, id, request });

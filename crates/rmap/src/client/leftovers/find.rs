@@ -2,7 +2,7 @@
 
 use super::{AT_A_TIME, Look};
 use crate::client::exchange::{Exchange, Request, Role};
-use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::index::{ListIndex, PeerIndex, SpaceIndex};
 use crate::client::slab::{Candidates, Phase, Slab};
 use crate::client::{Client, SpaceRef};
 use crate::control::Replica;
@@ -131,21 +131,22 @@ impl Client {
         for entry in payload.chunks_exact(HELD_SIZE) {
             let mut words = entry.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
             let (Some(slab), Some(grant)) = (words.next(), words.next()) else { continue };
-            self.give_leftover_back(space, peer, slab, Version::from_bits(grant));
+            if let Ok(slab) = u32::try_from(slab) {
+                self.give_leftover_back(space, peer, SlabNo(slab), Version::from_bits(grant));
+            }
         }
         if next != HELD_END {
             self.leftovers.put_back(Look { space, peer, from: next });
         }
     }
 
-    fn give_leftover_back(&mut self, space: SpaceIndex, peer: PeerIndex, slab: u64, grant: Version) {
+    fn give_leftover_back(&mut self, space: SpaceIndex, peer: PeerIndex, slab: SlabNo, grant: Version) {
         let state = &self.spaces[space];
-        let total = state.layout.total().max(state.slabs.len()) as u64;
+        let total = state.layout.total().max(state.slabs.len());
         let replica = Replica { server: self.peers[peer].info().id, grant };
         let is_of_map = |slab: SlabNo| state.slabs.get(slab).is_some_and(|slab| slab.entry.replicas.contains(&replica));
         let is_own = grant >= Version::new(state.generation, 0, false);
-        let Some(slab) = u32::try_from(slab).ok().filter(|slab| u64::from(*slab) < total).map(SlabNo) else { return };
-        if is_own || is_of_map(slab) {
+        if slab.to_usize() >= total || is_own || is_of_map(slab) {
             return;
         }
         self.stats.leftovers += 1;

@@ -4,7 +4,7 @@ use crate::client::confirm::is_confirm;
 use crate::client::index::SpaceIndex;
 use crate::client::sealed::Tenure;
 use crate::client::{Client, Failure, Fault, Refused, SpaceRef, Token};
-use crate::control::ControlRequest;
+use crate::control::{ControlRequest, QuestionId};
 use crate::units::Time;
 
 impl Client {
@@ -48,7 +48,7 @@ impl Client {
     }
 
     /// The control plane says that this client owns the space.
-    pub(in crate::client) fn confirmed(&mut self, space: SpaceIndex, question: u64) {
+    pub(in crate::client) fn confirmed(&mut self, space: SpaceIndex, question: QuestionId) {
         self.confirms.confirm(question);
         if self.confirms.is_waiting(space) {
             self.ask_to_confirm(space);

@@ -1,9 +1,9 @@
 //! Reads the pages of a stripe and puts together what is missing.
 
-use super::stripe::{Job, Purpose, Source, Sources};
-use crate::client::copies::{COPIES_MAX, Copy};
+use super::stripe::{Job, Purpose, Source, Sources, Stripes};
+use crate::client::copies::Copy;
 use crate::client::exchange::{Exchange, Request, Role};
-use crate::client::index::{GroupIndex, OpIndex, PeerIndex, SpaceIndex};
+use crate::client::index::{CopyIndex, GroupIndex, OpIndex, PeerIndex, SpaceIndex, StripeIndex};
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::peer::PeerSet;
 use crate::client::slab::{Phase, Space};
@@ -55,16 +55,16 @@ impl Client {
         Some(sources)
     }
 
-    fn begin_stripe(&mut self, job: usize, about: Job, sources: &Sources, class: Class) -> bool {
+    fn begin_stripe(&mut self, stripe: StripeIndex, job: Job, sources: &Sources, class: Class) -> bool {
         let left = sources.iter().flatten().count();
         if left == 0 {
             return false;
         }
-        self.parity.stripes.begin(job, about, left);
+        self.parity.stripes.begin(stripe, job, left);
         for Source { peer, page, version } in sources.iter().flatten().copied() {
-            let (role, op, space) = (Role::Strip { job }, Wire::Read, about.space);
+            let (role, op, space) = (Role::Strip { stripe }, Wire::Read, job.space);
             if !self.ask(Request { role, peer, op, class, space, page, version }) {
-                self.end_stripe(job);
+                self.end_stripe(stripe);
                 return false;
             }
         }
@@ -72,12 +72,12 @@ impl Client {
     }
 
     /// Ends a stripe with all that it asked.
-    fn end_stripe(&mut self, job: usize) -> Option<Job> {
-        let about = self.parity.stripes.end(job)?;
-        while let Some(exchange) = self.exchanges.find(|exchange| exchange.role == Role::Strip { job }) {
+    fn end_stripe(&mut self, stripe: StripeIndex) -> Option<Job> {
+        let job = self.parity.stripes.end(stripe)?;
+        while let Some(exchange) = self.exchanges.find(|exchange| exchange.role == Role::Strip { stripe }) {
             self.end_exchange(exchange.id);
         }
-        Some(about)
+        Some(job)
     }
 
     /// Asks for a page of a group that has parity: its own copy, if that can be asked, else those that it can be put together
@@ -142,11 +142,11 @@ impl Client {
         if self.parity.stripes.of_read(op).is_some() {
             return true;
         }
-        let begun =
-            self.parity.stripes.free_for_read().zip(self.sources(space, slab, index)).is_some_and(|(job, sources)| {
-                let about = Job { purpose: Purpose::Read { op }, space, slab, index, version };
-                self.begin_stripe(job, about, &sources, class)
-            });
+        let free = self.parity.stripes.free_for_read();
+        let begun = free.zip(self.sources(space, slab, index)).is_some_and(|(stripe, sources)| {
+            let job = Job { purpose: Purpose::Read { op }, space, slab, index, version };
+            self.begin_stripe(stripe, job, &sources, class)
+        });
         if begun {
             self.ops.get(op).exchanges += 1;
         } else {
@@ -158,7 +158,7 @@ impl Client {
     /// Makes what a slab in the making has at `index`, for a copy that has its slot already.
     pub(in crate::client) fn begin_stripe_copy(
         &mut self,
-        copy: usize,
+        copy: CopyIndex,
         space: SpaceIndex,
         slab: SlabNo,
         index: usize,
@@ -169,9 +169,9 @@ impl Client {
             self.copy_was_read(copy, version);
             return true;
         }
-        let about = Job { purpose: Purpose::Copy, space, slab, index, version };
+        let job = Job { purpose: Purpose::Copy { copy }, space, slab, index, version };
         let sources = self.sources(space, slab, index);
-        sources.is_some_and(|sources| self.begin_stripe(copy, about, &sources, Class::Rebuild))
+        sources.is_some_and(|sources| self.begin_stripe(Stripes::of_copy(copy), job, &sources, Class::Rebuild))
     }
 
     /// Reads that can be put together now.
@@ -195,32 +195,32 @@ impl Client {
 
     /// No answer is wanted any more to a read.
     pub(in crate::client) fn drop_stripe(&mut self, op: OpIndex) {
-        if let Some(job) = self.parity.stripes.of_read(op)
-            && self.end_stripe(job).is_some()
+        if let Some(stripe) = self.parity.stripes.of_read(op)
+            && self.end_stripe(stripe).is_some()
         {
             self.op_exchange_ended(op);
         }
     }
 
     /// Servers fell silent, or a copy is none any more: what was asked there does not come.
-    pub(in crate::client) fn stripe_interrupted(&mut self, job: usize) {
-        let Some(about) = self.end_stripe(job) else { return };
-        match about.purpose {
+    pub(in crate::client) fn stripe_interrupted(&mut self, stripe: StripeIndex) {
+        let Some(job) = self.end_stripe(stripe) else { return };
+        match job.purpose {
             Purpose::Read { op } => {
                 self.op_exchange_ended(op);
                 self.parity.stripes.begin_anew(op);
             }
-            Purpose::Copy => self.copy_failed(job),
+            Purpose::Copy { copy } => self.copy_failed(copy),
         }
     }
 
     /// A group has no parity any more, and may be written to: its reads ask the copies.
     pub(in crate::client::parity) fn interrupt_stripes_of(&mut self, space: SpaceIndex, group: GroupIndex) {
         let layout = self.spaces[space].layout;
-        for job in self.parity.stripes.of_reads() {
+        for stripe in self.parity.stripes.of_reads() {
             let is_of_group = |job: Job| job.space == space && layout.group(job.slab) == Some(group);
-            if self.parity.stripes.get(job).is_some_and(is_of_group) {
-                self.stripe_interrupted(job);
+            if self.parity.stripes.get(stripe).is_some_and(is_of_group) {
+                self.stripe_interrupted(stripe);
             }
         }
     }
@@ -236,9 +236,9 @@ impl Client {
     }
 
     fn end_copies_where(&mut self, ends: impl Fn(Copy) -> bool) {
-        for copy in 0..COPIES_MAX {
+        for copy in self.redundancy.copies.indices() {
             if self.redundancy.copies.get(copy).is_some_and(&ends) {
-                self.end_stripe(copy);
+                self.end_stripe(Stripes::of_copy(copy));
                 let ours = |role| role == Role::CopyRead { copy } || role == Role::CopyWrite { copy };
                 while let Some(exchange) = self.exchanges.find(|exchange| ours(exchange.role)) {
                     self.end_exchange(exchange.id);
@@ -260,7 +260,7 @@ impl Client {
     /// A page of a stripe came.
     pub(in crate::client) fn strip_answered(
         &mut self,
-        job: usize,
+        stripe: StripeIndex,
         exchange: &Exchange,
         status: Status,
         version: Version,
@@ -269,7 +269,7 @@ impl Client {
         let Exchange { space, page, peer, .. } = *exchange;
         let Some(column) = self.slab_of(page) else { return };
         if status != Status::Ok || self.is_another_copy(space, version) {
-            self.stripe_interrupted(job);
+            self.stripe_interrupted(stripe);
             return self.copy_lost(space, column, peer);
         }
         let layout = self.spaces[space].layout;
@@ -282,55 +282,56 @@ impl Client {
             || right && self.spaces[space].key.open(page, version, payload, &mut content).is_ok();
         if !right || !opens {
             self.stats.bad_pages += 1;
-            return self.stripe_is_bad(job);
+            return self.stripe_is_bad(stripe);
         }
         let leaves_out = self.has(Fault::LeavesMembersOut);
-        let counts = |about: &Job, is_last| !(leaves_out && is_last && about.purpose != Purpose::Copy);
-        if let Some(about) = self.parity.stripes.add(job, payload, counts) {
-            self.stripe_is_whole(job, about);
+        let is_read = |job: &Job| matches!(job.purpose, Purpose::Read { .. });
+        let counts = |job: &Job, is_last| !(leaves_out && is_last && is_read(job));
+        if let Some(job) = self.parity.stripes.add(stripe, payload, counts) {
+            self.stripe_is_whole(stripe, job);
         }
     }
 
-    fn stripe_is_whole(&mut self, job: usize, about: Job) {
-        let Job { purpose, space, slab, index, version, .. } = about;
+    fn stripe_is_whole(&mut self, stripe: StripeIndex, job: Job) {
+        let Job { purpose, space, slab, index, version, .. } = job;
         let page = self.config.slab_size.page(slab, index);
         let key = &self.spaces[space].key;
         match purpose {
             Purpose::Read { op } => {
-                let opened = key.open(page, version, self.parity.stripes.sum(job), self.ops.content(op));
-                self.end_stripe(job);
+                let opened = key.open(page, version, self.parity.stripes.sum(stripe), self.ops.content(op));
+                self.end_stripe(stripe);
                 self.op_exchange_ended(op);
                 self.stats.degraded += u64::from(opened.is_ok());
                 self.stats.bad_pages += u64::from(opened.is_err());
                 self.finish_read(op, opened.map(|()| true).map_err(|_| Failure::Corrupt));
             }
-            Purpose::Copy => {
+            Purpose::Copy { copy } => {
                 let mut content = [0; PAGE_SIZE];
                 let is_parity = self.spaces[space].layout.is_parity(slab);
-                if !is_parity && key.open(page, version, self.parity.stripes.sum(job), &mut content).is_err() {
+                if !is_parity && key.open(page, version, self.parity.stripes.sum(stripe), &mut content).is_err() {
                     self.stats.bad_pages += 1;
-                    return self.stripe_is_bad(job);
+                    return self.stripe_is_bad(stripe);
                 }
-                self.redundancy.copies.buffer(job).copy_from_slice(self.parity.stripes.sum(job));
-                self.end_stripe(job);
-                self.copy_was_read(job, version);
+                self.redundancy.copies.buffer(copy).copy_from_slice(self.parity.stripes.sum(stripe));
+                self.end_stripe(stripe);
+                self.copy_was_read(copy, version);
             }
         }
     }
 
     /// Something of it is not what was sealed, at the only copy that there is.
-    fn stripe_is_bad(&mut self, job: usize) {
-        let Some(Job { purpose, space, slab, .. }) = self.end_stripe(job) else { return };
+    fn stripe_is_bad(&mut self, stripe: StripeIndex) {
+        let Some(Job { purpose, space, slab, .. }) = self.end_stripe(stripe) else { return };
         match purpose {
             Purpose::Read { op } => {
                 self.op_exchange_ended(op);
                 self.finish_read(op, Err(Failure::Corrupt));
             }
-            Purpose::Copy => {
+            Purpose::Copy { copy } => {
                 // As it is, this slab cannot be made anew. Another map, or another reader, may change that.
                 self.spaces[space].slabs[slab].is_stuck =
                     self.is_grouped(space, slab) || self.spaces[space].layout.is_parity(slab);
-                self.copy_failed(job);
+                self.copy_failed(copy);
             }
         }
     }

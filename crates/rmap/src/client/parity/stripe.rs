@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use super::super::copies::COPIES_MAX;
 use super::super::outcome::OPS_MAX;
 use super::layout::MEMBERS;
-use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
+use crate::client::index::{CopyIndex, List, OpIndex, PeerIndex, SpaceIndex, StripeIndex};
 use crate::units::{PageNo, SEALED_SIZE, SlabNo, Version};
 
 /// Reads that are put together at a time: with four pages each, half of what may be under way.
@@ -20,8 +20,8 @@ const READS_MAX: usize = 32;
 pub enum Purpose {
     /// Of a caller's operation.
     Read { op: OpIndex },
-    /// Of a slab that is made anew: the stripe has the number of the copy.
-    Copy,
+    /// Of a slab that is made anew.
+    Copy { copy: CopyIndex },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,9 +43,9 @@ struct UnderWay {
 /// Stripes under way, by number: those of copies have the numbers of these, those of reads the ones after them.
 #[derive(Debug)]
 pub struct Stripes {
-    jobs: Vec<Option<UnderWay>>,
+    jobs: List<StripeIndex, Option<UnderWay>>,
     /// The XOR of what has come of each.
-    sums: Vec<Box<[u8]>>,
+    sums: List<StripeIndex, Box<[u8]>>,
     /// Reads that wait for their turn, or are to be begun anew.
     waiting: VecDeque<OpIndex>,
 }
@@ -64,7 +64,7 @@ impl Stripes {
     pub fn new() -> Stripes {
         let count = COPIES_MAX + READS_MAX;
         Stripes {
-            jobs: vec![None; count],
+            jobs: (0..count).map(|_| None).collect(),
             sums: (0..count).map(|_| vec![0; SEALED_SIZE].into()).collect(),
             waiting: VecDeque::with_capacity(OPS_MAX),
         }
@@ -74,12 +74,17 @@ impl Stripes {
         self.jobs.iter().all(Option::is_none) && self.waiting.is_empty()
     }
 
-    /// The numbers of stripes of reads.
-    pub fn of_reads(&self) -> std::ops::Range<usize> {
-        COPIES_MAX..self.jobs.len()
+    /// Those of reads.
+    pub fn of_reads(&self) -> impl Iterator<Item = StripeIndex> + use<> {
+        self.jobs.indices().skip(COPIES_MAX)
     }
 
-    pub fn free_for_read(&self) -> Option<usize> {
+    /// The one of a copy.
+    pub fn of_copy(copy: CopyIndex) -> StripeIndex {
+        StripeIndex(copy.0)
+    }
+
+    pub fn free_for_read(&self) -> Option<StripeIndex> {
         self.of_reads().find(|stripe| self.jobs[*stripe].is_none())
     }
 
@@ -88,30 +93,30 @@ impl Stripes {
         !self.waiting.is_empty() && self.free_for_read().is_some()
     }
 
-    pub fn get(&self, stripe: usize) -> Option<Job> {
+    pub fn get(&self, stripe: StripeIndex) -> Option<Job> {
         self.jobs[stripe].map(|under_way| under_way.job)
     }
 
     /// The stripe of a read, if it has one.
-    pub fn of_read(&self, op: OpIndex) -> Option<usize> {
+    pub fn of_read(&self, op: OpIndex) -> Option<StripeIndex> {
         let own = |under_way: &Option<UnderWay>| {
             under_way.is_some_and(|under_way| under_way.job.purpose == Purpose::Read { op })
         };
-        self.jobs.iter().position(own)
+        self.jobs.position(own)
     }
 
     /// Begins a stripe of so many pages.
-    pub fn begin(&mut self, stripe: usize, job: Job, pages: usize) {
+    pub fn begin(&mut self, stripe: StripeIndex, job: Job, pages: usize) {
         self.jobs[stripe] = Some(UnderWay { job, left: pages });
         self.sums[stripe].fill(0);
     }
 
-    pub fn end(&mut self, stripe: usize) -> Option<Job> {
+    pub fn end(&mut self, stripe: StripeIndex) -> Option<Job> {
         self.jobs[stripe].take().map(|under_way| under_way.job)
     }
 
     /// Another page of a stripe has come. Its job, if it was the last; until then, nothing. A page that `counts` not is left out.
-    pub fn add(&mut self, stripe: usize, page: &[u8], counts: impl FnOnce(&Job, bool) -> bool) -> Option<Job> {
+    pub fn add(&mut self, stripe: StripeIndex, page: &[u8], counts: impl FnOnce(&Job, bool) -> bool) -> Option<Job> {
         let under_way = self.jobs[stripe].as_mut()?;
         under_way.left -= 1;
         let (job, is_last) = (under_way.job, under_way.left == 0);
@@ -122,7 +127,7 @@ impl Stripes {
     }
 
     /// What the pages of a stripe come to.
-    pub fn sum(&self, stripe: usize) -> &[u8] {
+    pub fn sum(&self, stripe: StripeIndex) -> &[u8] {
         &self.sums[stripe]
     }
 
@@ -178,11 +183,11 @@ mod tests {
             Job { purpose, space: SpaceIndex(0), slab: SlabNo(0), index: 0, version: Version::NEVER }
         };
         while let Some(stripe) = stripes.free_for_read() {
-            stripes.begin(stripe, job(stripe), 1);
+            stripes.begin(stripe, job(stripe.0), 1);
         }
         (0..2).for_each(|_| stripes.wait(OpIndex(1)));
         assert_eq!((stripes.waiting(), stripes.next_waiting()), (1, None));
-        stripes.end(stripes.of_reads().start);
+        stripes.end(stripes.of_reads().next().unwrap());
         assert_eq!((stripes.next_waiting(), stripes.waiting()), (Some(OpIndex(1)), 0));
     }
 }

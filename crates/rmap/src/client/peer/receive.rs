@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::send::PLAIN_ID;
 use super::{Peer, Reach};
-use crate::client::exchange::{Exchange, Exchanges};
+use crate::client::exchange::{Exchange, ExchangeId, Exchanges};
 use crate::units::Time;
 use crate::wire::OVERHEAD;
 use crate::wire::message::{Direction, Fragment, Message, Op, Status};
@@ -108,7 +108,7 @@ impl Peer {
     /// Requests of the same class that were last sent before this one and are still unanswered. Those are lost, and taken out, that
     /// several have overtaken, and the oldest that one has, if it has been out for a timeout: each timeout sends one only, and where
     /// many are lost they would wait for one another. An answer has left the network, so there is room for a request.
-    pub fn take_overtaken(&mut self, now: Time, by: &Exchange, exchanges: &mut Exchanges) -> SmallVec<[u64; 8]> {
+    pub fn take_overtaken(&mut self, now: Time, by: &Exchange, exchanges: &mut Exchanges) -> SmallVec<[ExchangeId; 8]> {
         let mut lost = SmallVec::new();
         // Of one that was sent again it is not known which of them was answered. Where the network is only slow that is the first, and
         // nothing was overtaken.

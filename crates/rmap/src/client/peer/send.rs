@@ -88,7 +88,7 @@ impl Peer {
         self.writes_out += u16::from(exchange.stage == Stage::Queued && op.is_change());
         self.unanswered_since.get_or_insert(now);
         let direction = Direction::Request { cut: self.path.cut() as u16, generation };
-        let message = Message { op, class, direction, id, space, page, version, payload: payload.len() as u16 };
+        let message = Message { op, class, direction, id: id.0, space, page, version, payload: payload.len() as u16 };
         self.seal(&message, payload, self.path.cut(), out)
     }
 

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::Peer;
+use crate::client::exchange::ExchangeId;
 
 impl Peer {
     /// Answers took so long, often enough that nothing else counts.
@@ -11,7 +12,7 @@ impl Peer {
         (0..50).for_each(|_| self.trip.sample(trip));
     }
 
-    pub fn in_flight(&self) -> &VecDeque<u64> {
+    pub fn in_flight(&self) -> &VecDeque<ExchangeId> {
         &self.in_flight
     }
 

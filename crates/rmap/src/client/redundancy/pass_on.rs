@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::client::copies::Copy;
 use crate::client::exchange::{Request, Role};
-use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::index::{CopyIndex, PeerIndex, SpaceIndex};
 use crate::client::slab::{Phase, Space};
 use crate::units::{Class, PAGE_SIZE, SlabNo, Version};
 use crate::wire::message::Op as Wire;
@@ -67,7 +67,7 @@ impl Client {
     /// lacks what it listed or acknowledged would be asked for it over and over. A trim has no seal, and one that nobody made
     /// would stand before all that is written after it. Content is opened where it is to take the place of an earlier one, and
     /// where it could be put together from others.
-    pub(in crate::client) fn copy_is_right(&self, copy: usize, version: Version, payload: &[u8]) -> bool {
+    pub(in crate::client) fn copy_is_right(&self, copy: CopyIndex, version: Version, payload: &[u8]) -> bool {
         let Some(Copy { space, slab, index, version: least, .. }) = self.redundancy.copies.get(copy) else {
             return true;
         };
@@ -83,7 +83,7 @@ impl Client {
 
     /// The source made it up, or it is damaged there. A group that has parity puts it together from the others; elsewhere the source
     /// is not to be trusted, and where it has the only copy, it keeps that: the slab's other pages are there.
-    pub(in crate::client) fn copy_is_wrong(&mut self, copy: usize, source: PeerIndex) {
+    pub(in crate::client) fn copy_is_wrong(&mut self, copy: CopyIndex, source: PeerIndex) {
         let Some(Copy { space, slab, index, target, .. }) = self.redundancy.copies.end(copy) else { return };
         if self.is_grouped(space, slab) && self.can_reconstruct(space, slab) {
             self.stats.bad_pages += 1;
@@ -103,7 +103,7 @@ impl Client {
     }
 
     /// The page is here (`has_content`), or is trimmed as of `version`.
-    pub(in crate::client) fn copy_was_read(&mut self, copy: usize, version: Version) {
+    pub(in crate::client) fn copy_was_read(&mut self, copy: CopyIndex, version: Version) {
         let Some(job) = self.redundancy.copies.get(copy) else { return };
         debug_assert!(version >= job.version, "what is older was refused");
         let version = match job.renewed {
@@ -133,7 +133,7 @@ impl Client {
     }
 
     /// The target has it.
-    pub(in crate::client) fn copy_was_written(&mut self, copy: usize) {
+    pub(in crate::client) fn copy_was_written(&mut self, copy: CopyIndex) {
         let Some(job) = self.redundancy.copies.end(copy) else { return };
         self.stats.pages_copied += 1;
         self.copy_has(job.space, job.slab, job.target, job.index, job.version);
@@ -141,7 +141,7 @@ impl Client {
     }
 
     /// It came to nothing.
-    pub(in crate::client) fn copy_failed(&mut self, copy: usize) {
+    pub(in crate::client) fn copy_failed(&mut self, copy: CopyIndex) {
         if let Some(job) = self.redundancy.copies.end(copy) {
             self.mark(job.space, job.slab);
         }

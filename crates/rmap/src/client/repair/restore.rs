@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{REPAIRS_MAX, Repair, Step};
-use crate::client::exchange::{Exchange, Role};
+use crate::client::exchange::{Exchange, ExchangeId, Role};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::client::ops::{Kind, Stage};
 use crate::client::peer::PeerSet;
@@ -377,7 +377,7 @@ impl Client {
     }
 
     /// Ends an exchange that no answer is wanted to any more.
-    pub(in crate::client) fn cancel(&mut self, id: u64) {
+    pub(in crate::client) fn cancel(&mut self, id: ExchangeId) {
         if let Some(exchange) = self.end_exchange(id) {
             self.was_cancelled(&exchange);
         }
@@ -400,7 +400,7 @@ impl Client {
                     self.mark(exchange.space, slab);
                 }
             }
-            Role::Strip { job } => self.stripe_interrupted(job),
+            Role::Strip { stripe } => self.stripe_interrupted(stripe),
             Role::Check => {
                 if let Some(slab) = self.slab_of(exchange.page) {
                     self.spaces[exchange.space].slabs[slab].checking.remove(exchange.peer);

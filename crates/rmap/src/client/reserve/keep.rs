@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::{ASK_AGAIN, LOOK_EVERY, OfServers, Reservation, Reservations, Reserved, Share, plan};
 use crate::client::context::Context;
+use crate::client::exchange::ExchangeId;
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::peers::Peers;
 use crate::client::sealed::Tenure;
@@ -66,7 +67,7 @@ impl Reservations {
     }
 
     /// A server was asked to keep room for a space, or there was no room for the request.
-    pub fn was_asked(&mut self, space: SpaceIndex, peer: PeerIndex, exchange: Option<u64>) {
+    pub fn was_asked(&mut self, space: SpaceIndex, peer: PeerIndex, exchange: Option<ExchangeId>) {
         if let Some(share) = self.share(space, peer) {
             share.exchange = exchange;
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{COUNT_EVERY, PACE_MAX, PACE_MIN, PASSED_OVER_MAX, Scrub};
 use crate::client::context::Context;
-use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::exchange::{Exchange, ExchangeId, Request, Role};
 use crate::client::index::{ListIndex, PeerIndex, SpaceIndex};
 use crate::client::sealed::Tenure;
 use crate::client::slab::Phase;
@@ -15,7 +15,7 @@ use crate::wire::message::{Op, Status};
 #[derive(Debug, Default)]
 pub struct Effects {
     /// No answer is wanted any more to this exchange: its server is away.
-    pub cancel: Option<u64>,
+    pub cancel: Option<ExchangeId>,
     /// To be asked, and then handed to [`Scrub::was_asked`].
     pub read: Option<Request>,
 }
@@ -62,7 +62,7 @@ impl Scrub {
     }
 
     /// The page of [`Effects::read`] was asked for, or there was no room for that.
-    pub fn was_asked(&mut self, exchange: Option<u64>) {
+    pub fn was_asked(&mut self, exchange: Option<ExchangeId>) {
         self.exchange = exchange;
     }
 

@@ -16,7 +16,7 @@ fn with_silent(copies: usize) -> Pool {
     for page in [0, 8, 16, 24] {
         assert_eq!(pool.write(page, 1 + page as u8), Ok(()));
     }
-    assert!((0..4).any(|slab| pool.holders(slab).contains(&1)));
+    assert!((0..4).any(|slab| pool.holders(SlabNo(slab)).contains(&1)));
     pool.at[1] = addr(ELSEWHERE);
     pool.pass(Duration::from_secs(3));
     assert!(pool.client.peers[PeerIndex(1)].is_down());
@@ -89,7 +89,7 @@ fn another_life_is_noticed_while_nothing_is_asked() {
 fn copies_go_to_the_new_address() {
     let mut pool = Pool::new(3, 2, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    let holders = pool.holders(0);
+    let holders = pool.holders(SlabNo(0));
     let third = (0..3).find(|node| !holders.contains(node)).unwrap();
     pool.at[third] = addr(ELSEWHERE);
     pool.pass(Duration::from_secs(3));
@@ -99,6 +99,6 @@ fn copies_go_to_the_new_address() {
     pool.begin_write(0, 2);
     pool.pass(Duration::from_secs(1));
     pool.expect_written(1);
-    assert!(pool.holders(0).contains(&third));
+    assert!(pool.holders(SlabNo(0)).contains(&third));
     assert!(pool.sent_to_servers.contains(&(holders[1], third)), "{:?}", pool.sent_to_servers);
 }

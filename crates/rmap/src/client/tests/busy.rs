@@ -206,7 +206,7 @@ fn copies_are_made_when_servers_are_busy_no_more() {
         let mut pool = filled(3, 2);
         let mut crowd = Crowd::new(&mut pool);
         pool.client.peers.iter_mut().filter(|_| through_client).for_each(Peer::distrust);
-        let held = (0..8).filter(|slab| pool.holders(*slab).contains(&2)).count();
+        let held = (0..8).filter(|slab| pool.holders(SlabNo(*slab)).contains(&2)).count();
         falls_silent(&mut pool, 2);
         crowd.stays(&mut pool, WHILE);
         assert!(busy(&pool) > 20, "{} were busy", busy(&pool));
@@ -224,17 +224,17 @@ fn copies_are_made_when_servers_are_busy_no_more() {
 fn what_is_gone_of_a_group_is_made_when_servers_are_busy_no_more() {
     let mut pool = cold(6);
     let mut crowd = Crowd::new(&mut pool);
-    let node = pool.holders(1)[0];
+    let node = pool.holders(SlabNo(1))[0];
     let copied = pool.client.stats().pages_copied;
     falls_silent(&mut pool, node);
     crowd.stays(&mut pool, WHILE);
     assert!(busy(&pool) > 20, "{} were busy", busy(&pool));
-    assert_eq!((pool.client.stats().pages_copied, pool.holders(1)), (copied, vec![node]));
+    assert_eq!((pool.client.stats().pages_copied, pool.holders(SlabNo(1))), (copied, vec![node]));
     pool.pass(LONG);
     let stats = pool.client.stats();
     assert_eq!((stats.groups_dissolved, stats.slabs_lost, stats.bad_pages), (0, 0, 0));
     assert_eq!(pool.client.parity(pool.space).whole, 2);
-    assert!(pool.holders(1) != [node] && stats.pages_copied > copied);
+    assert!(pool.holders(SlabNo(1)) != [node] && stats.pages_copied > copied);
     assert_right(&mut pool, &[]);
 }
 

@@ -9,7 +9,7 @@ use crate::units::SEALED_SIZE;
 fn under_way(pool: &mut Pool) -> Vec<Exchange> {
     let mut out = Vec::new();
     while pool.client.poll_transmit(pool.now, &mut out).is_some() {}
-    let ids: Vec<u64> = pool.client.peers.iter().flat_map(|peer| peer.in_flight()).copied().collect();
+    let ids: Vec<_> = pool.client.peers.iter().flat_map(|peer| peer.in_flight()).copied().collect();
     ids.into_iter().map(|id| *pool.client.exchanges.get(id).unwrap()).collect()
 }
 
@@ -21,8 +21,8 @@ fn copies_are_in_different_zones() {
         peer.set_zone(zone);
     }
     (0..40).for_each(|slab| assert_eq!(pool.write(8 * slab, 1), Ok(())));
-    assert!((0..40).all(|slab| pool.holders(slab).contains(&4)), "the only server of its zone");
-    let used = (0..4).filter(|server| (0..40).any(|slab| pool.holders(slab).contains(server))).count();
+    assert!((0..40).all(|slab| pool.holders(SlabNo(slab)).contains(&4)), "the only server of its zone");
+    let used = (0..4).filter(|server| (0..40).any(|slab| pool.holders(SlabNo(slab)).contains(server))).count();
     assert_eq!(used, 4, "two choices spread what is left to choose");
 }
 
@@ -171,7 +171,7 @@ fn copies_are_not_restored_by_all_at_once() {
                 pool.client.entropy.next_u64();
             }
             assert_eq!(pool.write(0, 1), Ok(()));
-            pool.deaf = vec![pool.holders(0)[0]];
+            pool.deaf = vec![pool.holders(SlabNo(0))[0]];
             pool.begin_write(0, 2);
             while pool.client.in_sync(pool.space) != (0, 1) {
                 pool.pass(Duration::from_millis(1));

@@ -493,7 +493,7 @@ pub fn write_and_dissolve(pool: &mut Pool) {
 fn a_damaged_member_is_mended_before_its_group_is_dissolved() {
     let mut pool = cold(7);
     pool.client.config.scrub_pass = None;
-    let node = pool.holders(0)[0];
+    let node = pool.holders(SlabNo(0))[0];
     [Some(ServerFault::FlipsBits), None].into_iter().for_each(|fault| pool.servers[node].inject(fault));
     write_and_dissolve(&mut pool);
     pool.pass(LONG);

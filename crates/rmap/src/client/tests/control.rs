@@ -144,7 +144,8 @@ fn writes_that_wait_for_the_map_take_nobodys_slot() {
     let mut pool = Pool::of(3, 2, 400, 4096, None);
     pool.client.config.error_after = Some(PATIENCE);
     (0..4096).step_by(8).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
-    let (held, free): (Vec<u64>, Vec<u64>) = (0..4096).partition(|page| pool.holders(*page as usize / 8).contains(&2));
+    let (held, free): (Vec<u64>, Vec<u64>) =
+        (0..4096).partition(|page| pool.holders(SlabNo(*page as u32 / 8)).contains(&2));
     (pool.no_control, pool.deaf) = (true, vec![2]);
     pool.begin_write(held[0], 2);
     pool.pass(2 * PATIENCE);
@@ -174,7 +175,7 @@ fn a_copy_that_is_lost_at_a_server_that_answers_is_not_waited_for() {
         let mut pool = Pool::new(2, copies, 4);
         pool.client.config.error_after = Some(PATIENCE);
         assert_eq!(pool.write(0, 1), Ok(()));
-        let holder = pool.holders(0)[0];
+        let holder = pool.holders(SlabNo(0))[0];
         pool.no_control = true;
         pool.client.forget_content(pool.now, ServerId(holder as u32));
         pool.begin_write(0, 2);
@@ -272,7 +273,7 @@ fn a_copy_in_the_making_holds_no_write_up() {
         let mut pool = Pool::new(3, 2, 8);
         pool.client.config.error_after = Some(PATIENCE);
         (0..4).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
-        let holders = pool.holders(0);
+        let holders = pool.holders(SlabNo(0));
         let third = (0..3).find(|node| !holders.contains(node)).unwrap();
         // As when the map is to be rid of a copy while another is being made, and both of the others answer.
         let grant = pool.client.spaces[SpaceIndex(0)].next_version(false).unwrap();

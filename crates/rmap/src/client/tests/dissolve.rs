@@ -120,7 +120,7 @@ fn a_write_to_a_new_slab_of_a_group_ends_too() {
         assert_eq!(results(&mut pool), [], "{silence:?}");
         pool.pass(PATIENCE);
         assert_eq!(results(&mut pool), unanswered(1), "{silence:?}");
-        assert_eq!(pool.holders(7), []);
+        assert_eq!(pool.holders(SlabNo(7)), []);
         speaks(&mut pool);
         assert_eq!((results(&mut pool), pool.read(56)), (vec![], Ok(0)));
         assert_eq!((pool.write(56, 201), pool.read(56)), (Ok(()), Ok(201)), "{silence:?}");

@@ -106,18 +106,18 @@ fn a_copy_that_left_the_map_is_not_read() {
         let mut all = followed();
         all.write(3, 1);
         assert_eq!(all.read(3), Ok(1));
-        let left = all.pool.holders(0)[0];
+        let left = all.pool.holders(SlabNo(0))[0];
         all.pool.deaf = vec![left];
         all.pool.space = all.owner;
         all.pool.begin_write(3, 2);
         all.pool.pass(Duration::from_millis(100));
         all.pool.expect_written(1);
         all.show_map();
-        assert!(!all.pool.holders(0).contains(&left));
+        assert!(!all.pool.holders(SlabNo(0)).contains(&left));
         // The owner does not get to give the old copy back.
         all.pool.client.spaces[OWNER].is_taken = true;
         all.pool.client.returns.iter_mut().for_each(|returns| returns.forget(OWNER));
-        all.pool.deaf = all.pool.holders(0);
+        all.pool.deaf = all.pool.holders(SlabNo(0));
         all.pool.pass(Duration::from_millis(100));
         all.pool.deaf.clear();
         if fault.is_none() {
@@ -189,7 +189,7 @@ fn copies_that_are_silent_or_lost_are_an_error_in_time() {
 fn damage_at_one_copy_is_read_from_the_other() {
     let mut all = followed();
     all.write(3, 1);
-    let holders = all.pool.holders(0);
+    let holders = all.pool.holders(SlabNo(0));
     all.pool.servers[holders[0]].inject(Some(ServerFault::FlipsBits));
     for _ in 0..4 {
         assert_eq!(all.read(3), Ok(1));
@@ -225,7 +225,7 @@ fn reads_share_looks() {
     }
     all.pool.run();
     let events = std::iter::from_fn(|| all.pool.client.poll_event(&mut [0; PAGE_SIZE])).count();
-    assert_eq!((events, all.pool.client.questions.last_id() - asked), (64, 1));
+    assert_eq!((events, all.pool.client.questions.last_id().0 - asked.0), (64, 1));
 }
 
 /// One copy says that there is nothing, and the other does not answer for the slab any more: that is an answer, whichever comes first.
@@ -253,7 +253,7 @@ fn nothing_is_nothing_though_another_copy_is_gone() {
 fn damage_is_an_error_only_where_all_copies_are_damaged() {
     let mut all = followed();
     all.write(3, 1);
-    let holders = all.pool.holders(0);
+    let holders = all.pool.holders(SlabNo(0));
     all.pool.servers[holders[0]].inject(Some(ServerFault::FlipsBits));
     let today = all.pool.today.clone();
     let server = all.pool.client.peers[PeerIndex(holders[1])].info().id;
@@ -272,7 +272,7 @@ fn damage_is_an_error_only_where_all_copies_are_damaged() {
 fn reads_of_silent_servers_make_room() {
     let mut all = followed();
     all.write(3, 1);
-    let holders = all.pool.holders(0);
+    let holders = all.pool.holders(SlabNo(0));
     all.pool.deaf = vec![holders[0]];
     all.pool.pass(Duration::from_secs(1));
     let today = all.pool.today.clone();
@@ -303,7 +303,7 @@ fn reads_of_silent_servers_make_room() {
 fn a_made_up_trim_is_forgotten() {
     let mut all = followed();
     all.write(3, 1);
-    let holders = all.pool.holders(0);
+    let holders = all.pool.holders(SlabNo(0));
     all.pool.deaf = vec![holders[1]];
     all.pool.pass(Duration::from_secs(5));
     all.pool.slow = Some(holders[0]);

@@ -42,7 +42,7 @@ fn ledger(pool: &Pool) -> SlabNo {
 }
 
 fn copies_of_members(pool: &Pool) -> usize {
-    (0..4).map(|slab| pool.holders(slab).len()).sum()
+    (0..4).map(|slab| pool.holders(SlabNo(slab)).len()).sum()
 }
 
 /// Any server may go, and then one that has the list of versions.
@@ -60,12 +60,12 @@ fn assert_safe(pool: &mut Pool) {
 #[test]
 fn parity_waits_for_both_copies_of_the_ledger() {
     let mut pool = sealed();
-    let holders: Vec<usize> = (0..4).flat_map(|slab| pool.holders(slab)).collect();
+    let holders: Vec<usize> = (0..4).flat_map(|slab| pool.holders(SlabNo(slab))).collect();
     let open = (0..SERVERS).min_by_key(|node| holders.iter().filter(|holder| *holder == node).count()).unwrap();
     full(&mut pool, (0..SERVERS).filter(|node| *node != open));
     pool.client.make_parity(pool.now, pool.space);
     pool.pass(LONG);
-    assert_eq!((pool.client.tenure(pool.space), pool.holders(ledger(&pool).0 as usize)), (Tenure::Keeper, vec![open]));
+    assert_eq!((pool.client.tenure(pool.space), pool.holders(ledger(&pool))), (Tenure::Keeper, vec![open]));
     let view = pool.client.parity(pool.space);
     assert_eq!((view.groups, view.with_parity, copies_of_members(&pool)), (1, 0, 8));
     room_everywhere(&mut pool);
@@ -86,12 +86,12 @@ fn copies_stay_while_the_ledger_has_one() {
     let before = copies_of_members(&pool);
     assert!(before > 4);
     pool.servers.iter_mut().for_each(|server| server.set_pressure(Pressure::Yellow));
-    let copies = pool.holders(ledger(&pool).0 as usize);
+    let copies = pool.holders(ledger(&pool));
     let (space, gone) = (pool.space.0, copies[0]);
     pool.client.copy_lost(space, ledger(&pool), PeerIndex(gone));
     pool.client.settle(pool.now);
     pool.pass(LONG);
-    assert_eq!(pool.holders(ledger(&pool).0 as usize), copies[1..]);
+    assert_eq!(pool.holders(ledger(&pool)), copies[1..]);
     let after = copies_of_members(&pool);
     // One change of the group was asked for before that.
     assert!(after + 1 >= before && pool.client.parity(pool.space).whole == 0, "{after} of {before}");

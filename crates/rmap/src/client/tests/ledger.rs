@@ -15,13 +15,16 @@ const SLAB: u64 = 8;
 const SLABS: u64 = 20;
 /// Servers of a space.
 const SERVERS: usize = 6;
+/// As they are attached first.
+const ONE: SpaceIndex = SpaceIndex(0);
+const OTHER: SpaceIndex = SpaceIndex(1);
 
-fn spec(space: usize, pages: u64) -> SpaceSpec {
-    SpaceSpec { id: SpaceId(space as u64 + 1), pages, copies: 2, reserve: 0, key: [2; KEY_SIZE] }
+fn spec(space: SpaceIndex, pages: u64) -> SpaceSpec {
+    SpaceSpec { id: SpaceId(space.0 as u64 + 1), pages, copies: 2, reserve: 0, key: [2; KEY_SIZE] }
 }
 
-fn byte(space: usize, slab: u64) -> u8 {
-    (100 * space as u64 + slab) as u8 + 1
+fn byte(space: SpaceIndex, slab: u64) -> u8 {
+    (100 * space.0 as u64 + slab) as u8 + 1
 }
 
 fn pressures(pool: &mut Pool, servers: std::ops::Range<usize>, pressure: Pressure) {
@@ -35,11 +38,11 @@ fn two_cold() -> Pool {
     let mut pool = Pool::of(2 * SERVERS, 2, 32, SLABS * SLAB, None);
     pool.client.set_parity_after(Some(AFTER));
     pressures(&mut pool, SERVERS..2 * SERVERS, Pressure::Yellow);
-    for space in 0..2 {
-        if space == 1 {
+    for space in [ONE, OTHER] {
+        if space == OTHER {
             pressures(&mut pool, 0..SERVERS, Pressure::Yellow);
             pressures(&mut pool, SERVERS..2 * SERVERS, Pressure::None);
-            pool.space = pool.client.attach(&spec(1, SLABS * SLAB), Generation(1), &[]).unwrap();
+            pool.space = pool.client.attach(&spec(OTHER, SLABS * SLAB), Generation(1), &[]).unwrap();
         }
         (0..SLABS).for_each(|slab| assert_eq!(pool.write(slab * SLAB, byte(space, slab)), Ok(())));
         pool.pass(LONG);
@@ -47,36 +50,35 @@ fn two_cold() -> Pool {
         let view = ParityView { groups, with_parity: groups, whole: groups, stuck: 0 };
         assert_eq!(pool.client.parity(pool.space), view);
     }
-    let at = |pool: &Pool, space: usize| -> Vec<usize> {
-        let slabs = pool.client.spaces[SpaceIndex(space)].slabs.iter();
+    let at = |pool: &Pool, space: SpaceIndex| -> Vec<usize> {
+        let slabs = pool.client.spaces[space].slabs.iter();
         slabs.flat_map(|slab| pool.client.peers_of(&slab.entry).iter()).map(|peer| peer.0).collect()
     };
-    assert!(at(&pool, 0).iter().all(|node| *node < SERVERS) && at(&pool, 1).iter().all(|node| *node >= SERVERS));
+    assert!(at(&pool, ONE).iter().all(|node| *node < SERVERS) && at(&pool, OTHER).iter().all(|node| *node >= SERVERS));
     pool.client.set_parity_after(None);
     pool
 }
 
 /// Another owner of a space, whose place among the client's is returned.
-fn take_over(pool: &mut Pool, space: usize, pages: u64) -> usize {
-    let index = SpaceIndex(space);
-    let entries = pool.client.spaces[index].slabs.iter().map(|slab| slab.entry.clone());
-    let map: Vec<_> = (0..).map(SlabNo).zip(entries).filter(|(_, entry)| entry.revision > 0).collect();
-    let generation = Generation(pool.client.spaces[index].generation.0 + 1);
-    pool.client.space_taken(index);
+fn take_over(pool: &mut Pool, space: SpaceIndex, pages: u64) -> SpaceIndex {
+    let entries = pool.client.spaces[space].slabs.enumerate().map(|(slab, state)| (slab, state.entry.clone()));
+    let map: Vec<_> = entries.filter(|(_, entry)| entry.revision > 0).collect();
+    let generation = Generation(pool.client.spaces[space].generation.0 + 1);
+    pool.client.space_taken(space);
     pool.space = pool.client.attach(&spec(space, pages), generation, &map).unwrap();
     // What the owner before left elsewhere is not looked for.
     (0..2 * SERVERS).for_each(|server| pool.client.spaces[pool.space.0].looked_at.insert(PeerIndex(server)));
     pool.client.settle(pool.now);
-    pool.space.0.0
+    pool.space.0
 }
 
-fn tables_known(pool: &Pool, space: usize) -> usize {
-    let slabs = pool.client.spaces[SpaceIndex(space)].slabs.iter().take(SLABS as usize);
+fn tables_known(pool: &Pool, space: SpaceIndex) -> usize {
+    let slabs = pool.client.spaces[space].slabs.iter().take(SLABS as usize);
     slabs.filter(|slab| matches!(slab.phase, Phase::Open)).count()
 }
 
-fn assert_right(pool: &mut Pool, space: usize, of: usize) {
-    pool.space = SpaceRef(SpaceIndex(space));
+fn assert_right(pool: &mut Pool, space: SpaceIndex, of: SpaceIndex) {
+    pool.space = SpaceRef(space);
     (0..SLABS).for_each(|slab| assert_eq!(pool.read(slab * SLAB), Ok(byte(of, slab)), "slab {slab}"));
 }
 
@@ -87,16 +89,16 @@ fn a_ledger_at_silent_servers_holds_up_nobody_elses() {
     let mut pool = two_cold();
     pool.client.config.error_after = None;
     pool.deaf = (0..SERVERS).collect();
-    let silent = take_over(&mut pool, 0, SLABS * SLAB);
+    let silent = take_over(&mut pool, ONE, SLABS * SLAB);
     pool.pass(2 * SILENCE);
-    let other = take_over(&mut pool, 1, SLABS * SLAB);
+    let other = take_over(&mut pool, OTHER, SLABS * SLAB);
     pool.pass(2 * SILENCE);
     assert_eq!((tables_known(&pool, silent), tables_known(&pool, other)), (0, SLABS as usize));
-    assert_right(&mut pool, other, 1);
+    assert_right(&mut pool, other, OTHER);
     assert!(!pool.client.is_idle() && pool.client.ops.own_begun() == 0);
     pool.deaf.clear();
     pool.pass(Duration::from_secs(3));
-    assert_right(&mut pool, silent, 0);
+    assert_right(&mut pool, silent, ONE);
     assert!(pool.client.is_idle());
 }
 
@@ -106,15 +108,15 @@ fn parts_at_a_server_that_falls_silent_give_their_slots_back() {
     for comes_back in [true, false] {
         let mut pool = two_cold();
         pool.client.config.error_after = None;
-        let silent = take_over(&mut pool, 0, SLABS * SLAB);
+        let silent = take_over(&mut pool, ONE, SLABS * SLAB);
         while pool.client.ops.own_begun() < OWN_MAX {
             assert!(pool.step());
         }
         pool.deaf = (0..SERVERS).collect();
-        let other = take_over(&mut pool, 1, SLABS * SLAB);
+        let other = take_over(&mut pool, OTHER, SLABS * SLAB);
         pool.pass(3 * SILENCE);
         assert_eq!((tables_known(&pool, silent), tables_known(&pool, other)), (0, SLABS as usize));
-        assert_right(&mut pool, other, 1);
+        assert_right(&mut pool, other, OTHER);
         if comes_back {
             pool.deaf.clear();
         } else {
@@ -122,14 +124,14 @@ fn parts_at_a_server_that_falls_silent_give_their_slots_back() {
         }
         pool.pass(Duration::from_secs(3));
         if comes_back {
-            assert_right(&mut pool, silent, 0);
+            assert_right(&mut pool, silent, ONE);
         } else {
-            pool.space = SpaceRef(SpaceIndex(silent));
+            pool.space = SpaceRef(silent);
             assert_eq!(pool.read(0), Err(Failure::Silent));
             assert!(!pool.client.is_idle() && pool.client.ops.own_begun() == 0);
             pool.deaf.clear();
             pool.pass(Duration::from_secs(3));
-            assert_right(&mut pool, silent, 0);
+            assert_right(&mut pool, silent, ONE);
         }
         assert!(pool.client.is_idle());
     }
@@ -141,7 +143,7 @@ fn a_line_that_waits_begins_nothing() {
     let mut pool = two_cold();
     pool.client.config.error_after = None;
     pool.deaf = (0..SERVERS).collect();
-    take_over(&mut pool, 0, SLABS * SLAB);
+    take_over(&mut pool, ONE, SLABS * SLAB);
     pool.pass(2 * SILENCE);
     assert!(!pool.client.maintain_ledger());
     pool.client.ledger.wake();
@@ -159,14 +161,14 @@ fn writes_leave_slots_to_reads() {
     pool.deaf = vec![0, 1];
     let size = pool.client.config.slab_size;
     for slab in (0..SLABS as u32).map(SlabNo) {
-        pool.client.spaces[SpaceIndex(0)].slabs[slab].make_table(&mut tables::Tables::new(size));
-        pool.client.write_table(SpaceIndex(0), slab);
+        pool.client.spaces[ONE].slabs[slab].make_table(&mut tables::Tables::new(size));
+        pool.client.write_table(ONE, slab);
     }
     pool.client.settle(pool.now);
     assert_eq!((pool.client.ops.own_writes(), pool.client.ops.own_begun()), (OWN_MAX / 2, OWN_MAX / 2));
     pool.deaf.clear();
     pool.pass(Duration::from_secs(3));
-    let tables = pool.client.spaces[SpaceIndex(0)].slabs.iter().take(SLABS as usize).map(|slab| slab.table);
+    let tables = pool.client.spaces[ONE].slabs.iter().take(SLABS as usize).map(|slab| slab.table);
     assert!(tables.clone().all(|table| table == Table::Known), "{:?}", tables.collect::<Vec<_>>());
     assert!(pool.client.is_idle());
 }
@@ -197,8 +199,8 @@ fn assert_large_is_right(pool: &mut Pool) {
 }
 
 /// Until all pages of both slabs' parts are asked for.
-fn take_over_large(pool: &mut Pool) -> usize {
-    let space = take_over(pool, 0, 2 * u64::from(LARGE));
+fn take_over_large(pool: &mut Pool) -> SpaceIndex {
+    let space = take_over(pool, ONE, 2 * u64::from(LARGE));
     while pool.client.ops.own_begun() < 4 {
         assert!(pool.step());
     }
@@ -210,7 +212,7 @@ fn take_over_large(pool: &mut Pool) -> usize {
 fn a_part_is_known_when_all_of_its_pages_have_come() {
     let mut pool = large();
     let space = take_over_large(&mut pool);
-    let got = |pool: &Pool, slab: u32| match pool.client.spaces[SpaceIndex(space)].slabs[SlabNo(slab)].table {
+    let got = |pool: &Pool, slab: u32| match pool.client.spaces[space].slabs[SlabNo(slab)].table {
         Table::Asked { next: 2, got } => got,
         table => panic!("{table:?}"),
     };
@@ -230,14 +232,14 @@ fn a_part_is_known_when_all_of_its_pages_have_come() {
 fn a_part_that_is_begun_anew_waits_for_what_was_asked_before() {
     for is_put_back in [false, true] {
         let mut pool = large();
-        let index = SpaceIndex(take_over_large(&mut pool));
+        let space = take_over_large(&mut pool);
         if is_put_back {
             pool.deaf = (0..4).collect();
             pool.pass(2 * SILENCE);
         }
-        pool.client.spaces[index].slabs[SlabNo(0)].table = Table::Unknown;
-        pool.client.read_table(index, SlabNo(0));
-        let begun = pool.client.spaces[index].slabs[SlabNo(0)].table != Table::Unknown;
+        pool.client.spaces[space].slabs[SlabNo(0)].table = Table::Unknown;
+        pool.client.read_table(space, SlabNo(0));
+        let begun = pool.client.spaces[space].slabs[SlabNo(0)].table != Table::Unknown;
         assert_eq!(begun, is_put_back);
         let in_line = pool.client.ledger_line().filter(|turn| turn.slab == SlabNo(0)).count();
         assert_eq!(in_line, usize::from(is_put_back), "the part, and none of its pages");

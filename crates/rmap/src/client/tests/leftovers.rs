@@ -15,9 +15,9 @@ fn held(pool: &Pool) -> Vec<usize> {
 }
 
 /// What the map says of those slabs that it names.
-fn map_of(pool: &Pool, named: impl Fn(usize) -> bool) -> Map {
-    let slabs = pool.client.spaces[pool.space.0].slabs.iter().enumerate().filter(|(slab, _)| named(*slab));
-    slabs.map(|(slab, state)| (SlabNo(slab as u32), state.entry.clone())).collect()
+fn map_of(pool: &Pool, named: impl Fn(SlabNo) -> bool) -> Map {
+    let slabs = pool.client.spaces[pool.space.0].slabs.enumerate().filter(|(slab, _)| named(*slab));
+    slabs.map(|(slab, state)| (slab, state.entry.clone())).collect()
 }
 
 /// A pool of two servers in which a space of so many slabs has its second owner, who has looked at both.
@@ -41,7 +41,7 @@ fn next_owner(pool: &mut Pool, map: &Map) {
 #[test]
 fn what_no_map_names_goes_back() {
     let mut pool = filled(2, 4);
-    let map = map_of(&pool, |slab| slab != 1 && slab != 3);
+    let map = map_of(&pool, |slab| slab.0 != 1 && slab.0 != 3);
     next_owner(&mut pool, &map);
     assert!(!pool.client.has_found_leftovers(pool.space));
     pool.run();
@@ -104,7 +104,7 @@ fn a_question_that_is_not_answered_is_asked_again() {
 fn earlier_owners_are_lent_nothing_more() {
     let mut pool = Pool::new(3, 2, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    let map = map_of(&pool, |slab| slab == 0);
+    let map = map_of(&pool, |slab| slab.0 == 0);
     let earlier = pool.space;
     next_owner(&mut pool, &map);
     pool.run();
@@ -173,7 +173,7 @@ fn a_server_that_makes_leftovers_up_gets_nothing() {
 #[test]
 fn only_who_keeps_a_sealed_space_looks() {
     let mut pool = filled(2, 3);
-    let map = map_of(&pool, |slab| slab != 1);
+    let map = map_of(&pool, |slab| slab.0 != 1);
     let spec = SpaceSpec { id: SpaceId(1), pages: 3 * SLAB, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.today = Today { generation: Generation(2), sealed: true, map };
     pool.space = pool.client.attach_reader(&spec, &pool.today).unwrap();

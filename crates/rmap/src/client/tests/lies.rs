@@ -233,6 +233,6 @@ fn what_was_kept_is_no_version_that_nobody_made() {
     assert_eq!(pool.servers[0].version_of(SpaceId(1), PageNo(0), Generation(2)), kept);
     (pool.deaf, pool.no_control) = (vec![1], false);
     pool.pass(Duration::from_secs(1));
-    assert_eq!(pool.holders(0), [0]);
+    assert_eq!(pool.holders(SlabNo(0)), [0]);
     assert_eq!(pool.read(0), Ok(1));
 }

@@ -32,8 +32,8 @@ pub fn filled(servers: usize, slabs: u64) -> Pool {
 
 /// What the next owner begins with.
 fn map_of(pool: &Pool) -> Vec<(SlabNo, MapEntry)> {
-    let entries = pool.client.spaces[pool.space.0].slabs.iter().map(|slab| slab.entry.clone());
-    (0..).map(SlabNo).zip(entries).collect()
+    let slabs = pool.client.spaces[pool.space.0].slabs.enumerate();
+    slabs.map(|(slab, state)| (slab, state.entry.clone())).collect()
 }
 
 pub fn take_over(pool: &mut Pool, pages: u64) {

@@ -42,7 +42,7 @@ fn parity_does_not_leave_for_a_copy_that_may_be_gone() {
     for is_written in [true, false] {
         let mut pool = cold_without_room();
         pool.client.set_parity_after(None);
-        let node = pool.holders(1)[0];
+        let node = pool.holders(SlabNo(1))[0];
         kill(&mut pool, node, 2);
         if is_written {
             pool.begin_write(3, 200);
@@ -74,7 +74,7 @@ fn parity_does_not_leave_for_a_silent_server() {
         let mut pool = cold_without_room();
         pool.client.set_parity_after(None);
         pool.client.config.grant_patience = PATIENCE;
-        pool.deaf = pool.holders(1);
+        pool.deaf = pool.holders(SlabNo(1));
         pool.begin_write(3, 200);
         pool.pass(LONG);
         assert_eq!((next_event(&mut pool), with_parity(&pool)), (None, 1));
@@ -114,7 +114,7 @@ fn with_a_short_slab() -> Pool {
 fn one_damaged_page_loses_no_slab() {
     for was_away in [false, true] {
         let mut pool = with_a_short_slab();
-        let (gone, damaged) = (pool.holders(0)[0], pool.holders(1)[0]);
+        let (gone, damaged) = (pool.holders(SlabNo(0))[0], pool.holders(SlabNo(1))[0]);
         [Some(ServerFault::FlipsBits), None].into_iter().for_each(|fault| pool.servers[damaged].inject(fault));
         if was_away {
             // The slab is made anew in vain, and then its server is back.
@@ -158,7 +158,7 @@ fn one_damaged_page_loses_no_slab() {
 fn what_a_server_dropped_is_put_together_again() {
     let mut pool = cold(6);
     pool.client.config.scrub_pass = None;
-    let node = pool.holders(0)[0];
+    let node = pool.holders(SlabNo(0))[0];
     kill(&mut pool, node, 2);
     let target = loop {
         pool.now = pool.now + Duration::from_micros(100);
@@ -171,7 +171,7 @@ fn what_a_server_dropped_is_put_together_again() {
     pool.servers[target].inject(Some(ServerFault::LosesWrites));
     pool.pass(LONG);
     pool.servers[target].inject(None);
-    assert_eq!(pool.holders(0), [target]);
+    assert_eq!(pool.holders(SlabNo(0)), [target]);
     write_and_dissolve(&mut pool);
     assert_eq!(read(&mut pool, 9), Ok(99));
     (0..32).filter(|page| *page != 9).for_each(|page| assert_eq!(read(&mut pool, page), Ok(byte(page)), "page {page}"));

@@ -132,8 +132,8 @@ impl Pool {
     }
 
     /// Servers that have a slab, by the map.
-    pub fn holders(&self, slab: usize) -> Vec<usize> {
-        let slab = &self.client.spaces[self.space.0].slabs[SlabNo(slab as u32)];
+    pub fn holders(&self, slab: SlabNo) -> Vec<usize> {
+        let slab = &self.client.spaces[self.space.0].slabs[slab];
         self.client.peers_of(&slab.entry).iter().map(|peer| peer.0).collect()
     }
 

@@ -168,7 +168,7 @@ fn a_keeper_copies_no_made_up_trim() {
         pool.pass(LONG);
         assert_eq!((pool.keeps, pool.client.tenure(pool.space)), (1, Tenure::Keeper));
         assert_eq!(pool.read(0), Err(Failure::Corrupt));
-        assert_eq!(pool.holders(0), {
+        assert_eq!(pool.holders(SlabNo(0)), {
             let mut both = vec![liar, honest];
             both.sort_unstable();
             both
@@ -177,7 +177,7 @@ fn a_keeper_copies_no_made_up_trim() {
         assert!(pool.servers[honest].version_of(SpaceId(1), PageNo(0), generation).has_content());
         pool.client.forget_content(pool.now, ServerId(liar as u32));
         pool.pass(Duration::from_secs(1));
-        assert_eq!(pool.holders(0).len(), 2, "there is a new copy");
+        assert_eq!(pool.holders(SlabNo(0)).len(), 2, "there is a new copy");
         assert_right(&mut pool);
     }
 }
@@ -197,7 +197,7 @@ fn who_lists_less_is_behind_and_not_given_up() {
     // Who keeps the space opens what it copies, and so finds out.
     pool.pass(LONG);
     assert_eq!(pool.client.tenure(pool.space), Tenure::Keeper);
-    assert!(pool.holders(0).contains(&holders[1]));
+    assert!(pool.holders(SlabNo(0)).contains(&holders[1]));
     assert_right(&mut pool);
 }
 

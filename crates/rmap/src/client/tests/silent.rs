@@ -5,7 +5,7 @@ use super::*;
 use crate::client::index::SpaceIndex;
 use crate::client::repair::REPAIRS_MAX;
 
-const SLABS: usize = 40;
+const SLABS: u32 = 40;
 /// All copies are made in that time, and nothing is waited for so long.
 const LONG: Duration = Duration::from_secs(3);
 
@@ -15,8 +15,8 @@ const LONG: Duration = Duration::from_secs(3);
 fn what_waits_for_a_silent_server_takes_no_turn() {
     let mut most = 0;
     for steps in (0..200).step_by(20) {
-        let mut pool = Pool::of(4, 2, 64, 8 * SLABS as u64, None);
-        for slab in 0..SLABS as u64 {
+        let mut pool = Pool::of(4, 2, 64, 8 * u64::from(SLABS), None);
+        for slab in 0..u64::from(SLABS) {
             assert_eq!(pool.write(8 * slab, slab as u8), Ok(()));
         }
         kill(&mut pool, 0, 2);
@@ -29,10 +29,10 @@ fn what_waits_for_a_silent_server_takes_no_turn() {
         (0..steps).for_each(|_| pool.single_step());
         pool.deaf = vec![1];
         pool.pass(LONG);
-        let waits = |slab: &usize| pool.holders(*slab) == [1];
+        let waits = |slab: &u32| pool.holders(SlabNo(*slab)) == [1];
         most = most.max((0..SLABS).filter(waits).count());
         for slab in (0..SLABS).filter(|slab| !waits(slab)) {
-            let copies = pool.holders(slab);
+            let copies = pool.holders(SlabNo(slab));
             assert!(copies.len() == 2 && !copies.contains(&1), "after {steps} steps slab {slab} is at {copies:?}");
         }
     }
