@@ -115,7 +115,14 @@ fn make_vms(daemon: &Daemon) -> Result<Vec<f64>> {
     for number in 0..VMS {
         let name = format!("bench-create-{number}");
         let spec = VmSpec { reserve_swap: true, ..VmSpec::default() };
-        let vm = CreateVm { name: name.clone(), memory: vec![MEMORY], kind: VmKind::Plain, spec, launch: None };
+        let vm = CreateVm {
+            name: name.clone(),
+            memory: vec![MEMORY],
+            kind: VmKind::Plain,
+            spec,
+            launch: None,
+            outbox: None,
+        };
         let began = Instant::now();
         client.create(&vm).context("make a VM with 16 GiB of reserved swap")?;
         took.push(began.elapsed().as_secs_f64() * 1e3);

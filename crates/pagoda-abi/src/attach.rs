@@ -35,8 +35,12 @@
 //! | 23 Gated | shim | seq u64, open u32 (0/1) | - | - |
 //! | 24 Own | daemon | order u64, region u32, pad u32, offset u64, len u64 | - | Owned |
 //! | 25 Owned | shim | order u64, errno u32 | - | - |
+//! | 26 Outbox | `pagoda-outbox` | token\[16\] | - | Welcome with the listening socket of its control connection, Refused |
+//! | 27 Look | daemon, on a control connection | seq u64 | - | Figures |
+//! | 28 SetSpace | daemon, on a control connection | seq u64, bytes u64 | - | Figures with the new space |
+//! | 29 Figures | `pagoda-outbox` | seq u64, u64 x 10, in the order of [`OutboxFigures`] | - | - |
 //!
-//! A connection starts with Fetch, Ram, Prepare, Hello or Calls. Fetch gives the monitor's socket to the command, Ram the
+//! A connection starts with Fetch, Ram, Prepare, Hello, Calls or Outbox. Fetch gives the monitor's socket to the command, Ram the
 //! RAM files to the shim: only a process with the shim in it can have RAM, and only one, once. After Welcome to Hello it is the *agent* connection: the
 //! daemon sends Zap, Collapse and Clock, the shim answers in order and may send Foreign at any time. Folios says whether
 //! the guest's faults may fill holes with large folios, where FLAG_HUGE allowed them (they may to begin with). After Split
@@ -47,6 +51,8 @@
 //! A shim that was given a template ([`crate::template`]) has mapped it where it says before it says Hello, and RAM a second time,
 //! without access. Own has it move a part of that second mapping into the template's place, if the order still stands
 //! ([`crate::shared`]); Owned comes when it does so, or does not.
+//! The process of a VM's outbox proves by a token of its own which one it is, and gets a socket that whichever daemon there is
+//! connects to: a control connection. On it the process says nothing but one Figures to each Look or SetSpace.
 //! After Welcome to Calls the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
 //!
 //! Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after it
@@ -159,6 +165,31 @@ pub struct Shard {
     pub len: u64,
 }
 
+/// What the process of an outbox says of it. A guest may have taken that process over: the reader checks what it relies on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutboxFigures {
+    /// Bytes that it keeps to.
+    pub space: u64,
+    /// Bytes of pages that files have, or that are being given back.
+    pub used: u64,
+    /// Of these, what was delivered and goes when there is need.
+    pub disposable: u64,
+    /// Files and directories.
+    pub files: u64,
+    /// Clients that read now.
+    pub readers: u64,
+    /// Writes that wait for room now.
+    pub waiting: u64,
+    /// Bytes that the guest has written, since the process began; so the rest.
+    pub written: u64,
+    /// Bytes that clients' TCP has acknowledged.
+    pub acknowledged: u64,
+    /// Changes below a send cursor.
+    pub refused: u64,
+    /// Microseconds that writes have waited for room, summed over writes.
+    pub blocked_us: u64,
+}
+
 /// A range of the VMM's address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
@@ -201,6 +232,25 @@ pub enum Packet {
     Gated { seq: u64, open: bool },
     Own { order: u64, region: u32, offset: u64, len: u64 },
     Owned { order: u64, errno: u32 },
+    Outbox { token: Token },
+    Look { seq: u64 },
+    SetSpace { seq: u64, bytes: u64 },
+    Figures { seq: u64, figures: OutboxFigures },
+}
+
+impl OutboxFigures {
+    const WORDS: usize = 10;
+
+    fn to_words(self) -> [u64; Self::WORDS] {
+        let OutboxFigures { space, used, disposable, files, readers, waiting, .. } = self;
+        let OutboxFigures { written, acknowledged, refused, blocked_us, .. } = self;
+        [space, used, disposable, files, readers, waiting, written, acknowledged, refused, blocked_us]
+    }
+
+    const fn of_words(words: [u64; Self::WORDS]) -> OutboxFigures {
+        let [space, used, disposable, files, readers, waiting, written, acknowledged, refused, blocked_us] = words;
+        OutboxFigures { space, used, disposable, files, readers, waiting, written, acknowledged, refused, blocked_us }
+    }
 }
 
 /// The text of a refusal, capped at [`REFUSED_TEXT_MAX`] bytes.
@@ -369,6 +419,10 @@ impl Packet {
             Packet::Gated { .. } => 23,
             Packet::Own { .. } => 24,
             Packet::Owned { .. } => 25,
+            Packet::Outbox { .. } => 26,
+            Packet::Look { .. } => 27,
+            Packet::SetSpace { .. } => 28,
+            Packet::Figures { .. } => 29,
         }
     }
 
@@ -379,9 +433,11 @@ impl Packet {
         out.put(&ABI_VERSION.to_le_bytes());
         out.put(&self.kind().to_le_bytes());
         match self {
-            Packet::Fetch { token } | Packet::Ram { token } | Packet::Prepare { token } | Packet::Calls { token } => {
-                out.put(&token.0)
-            }
+            Packet::Fetch { token }
+            | Packet::Ram { token }
+            | Packet::Prepare { token }
+            | Packet::Calls { token }
+            | Packet::Outbox { token } => out.put(&token.0),
             Packet::Fetched { monitor, lens } => {
                 out.u32(lens.len as u32);
                 out.u32(u32::from(*monitor));
@@ -426,7 +482,17 @@ impl Packet {
                 out.u32(*errno);
                 out.u32(*done);
             }
-            Packet::Clock { seq } | Packet::Clocked { seq } | Packet::Discarded { seq } => out.u64(*seq),
+            Packet::Clock { seq } | Packet::Clocked { seq } | Packet::Discarded { seq } | Packet::Look { seq } => {
+                out.u64(*seq);
+            }
+            Packet::SetSpace { seq, bytes } => {
+                out.u64(*seq);
+                out.u64(*bytes);
+            }
+            Packet::Figures { seq, figures } => {
+                out.u64(*seq);
+                figures.to_words().into_iter().for_each(|word| out.u64(word));
+            }
             Packet::Foreign { reason } => out.u32(reason.to_u32()),
             Packet::Folios { large } => out.u32(u32::from(*large)),
             Packet::Gate { seq, open } | Packet::Gated { seq, open } => {
@@ -542,6 +608,17 @@ impl Packet {
                 Packet::Own { order, region, offset: r.u64()?, len: r.u64()? }
             }
             25 => Packet::Owned { order: r.u64()?, errno: r.u32()? },
+            26 => Packet::Outbox { token: r.token()? },
+            27 => Packet::Look { seq: r.u64()? },
+            28 => Packet::SetSpace { seq: r.u64()?, bytes: r.u64()? },
+            29 => {
+                let seq = r.u64()?;
+                let mut words = [0; OutboxFigures::WORDS];
+                for word in &mut words {
+                    *word = r.u64()?;
+                }
+                Packet::Figures { seq, figures: OutboxFigures::of_words(words) }
+            }
             _ => return Err(DecodeError::Value),
         })
     }
@@ -591,6 +668,10 @@ mod tests {
             Packet::Gated { seq: 15, open: false },
             Packet::Own { order: 16, region: 1, offset: 1 << 20, len: 1 << 20 },
             Packet::Owned { order: 16, errno: 12 },
+            Packet::Outbox { token },
+            Packet::Look { seq: 17 },
+            Packet::SetSpace { seq: 18, bytes: 1 << 40 },
+            Packet::Figures { seq: 18, figures: OutboxFigures::of_words([1, 2, 3, 4, 5, 6, 7, 8, 9, u64::MAX]) },
         ]
     }
 

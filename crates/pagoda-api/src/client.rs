@@ -5,6 +5,7 @@
 
 mod hosts;
 mod moves;
+mod outboxes;
 mod snapshots;
 
 use std::io;

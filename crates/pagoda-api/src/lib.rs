@@ -44,6 +44,9 @@
 //! | `GET /v1/moves` | | [`MoveList`] |
 //! | `GET /v1/moves/NAME` | | [`MoveStatus`] |
 //! | `POST /v1/moves/NAME/cancel`, `POST /v1/moves/NAME/resolve` | | [`MoveStatus`] |
+//! | `GET /v1/outboxes` | | [`OutboxList`] |
+//! | `GET /v1/outboxes/NAME` | | [`OutboxInfo`] |
+//! | `PATCH /v1/outboxes/NAME` | [`OutboxPatch`] | [`OutboxInfo`] |
 //! | `GET /metrics` | | Prometheus text |
 //!
 //! NAME and VM have `%XX` for what is no ASCII letter or digit, `.`, `_` or `-` ([`vm_file_name`]).

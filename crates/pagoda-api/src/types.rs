@@ -16,6 +16,7 @@ mod latency;
 mod launch;
 mod moves;
 mod name;
+mod outbox;
 mod policy;
 mod remote;
 mod sampling;
@@ -48,6 +49,10 @@ pub use moves::{
     MoveSplit, MoveStatus, RemoteFate,
 };
 pub use name::{VM_FILE_NAME_LEN_MAX, check_vm_name, vm_file_name};
+pub use outbox::{
+    OUTBOX_SPACE_BYTES_MAX, OUTBOX_SPACE_BYTES_MIN, OutboxFigures, OutboxInfo, OutboxList, OutboxPatch, OutboxState,
+    check_outbox_space,
+};
 pub use policy::{
     AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, VmPolicy, WhatIfReply, WhatIfRequest,
 };
@@ -96,6 +101,9 @@ pub struct CreateVm {
     /// What starts its QEMU again; nothing for another program, and from an older command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launch: Option<Launch>,
+    /// Bytes of the space of its outbox, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outbox: Option<u64>,
 }
 
 impl CreateVm {
@@ -130,6 +138,12 @@ impl CreateVm {
         let Some(total) = total.filter(|bytes| *bytes <= i64::MAX as u64) else {
             return Err("the memory regions are larger together than a file can be".into());
         };
+        if let Some(space) = self.outbox {
+            check_outbox_space(space)?;
+            if self.kind == VmKind::Plain {
+                return Err("only QEMU has the device of an outbox: a program that is no QEMU has none".into());
+            }
+        }
         self.spec.check(self.kind, total)
     }
 }
@@ -144,6 +158,9 @@ pub struct CreatedVm {
     pub attach_socket: PathBuf,
     /// The library to preload.
     pub shim: PathBuf,
+    /// 128 bits in hex, by which the daemon knows the process of the VM's outbox. Nothing: no outbox, or a daemon that knows none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outbox_token: Option<String>,
 }
 
 impl std::fmt::Debug for CreatedVm {
@@ -251,6 +268,9 @@ pub struct VmInfo {
     /// the daemon that let it run knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed_unix_us: Option<u64>,
+    /// Of a VM with an outbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outbox: Option<OutboxInfo>,
 }
 
 impl VmInfo {
@@ -367,6 +387,8 @@ pub enum ErrorCode {
     BadRequest,
     /// 404: no VM of that name.
     NoSuchVm,
+    /// 404: the VM has no outbox.
+    NoSuchOutbox,
     /// 404: no snapshot of that name.
     NoSuchSnapshot,
     /// 404: no host of that name is trusted.
@@ -400,7 +422,7 @@ impl ErrorCode {
     pub fn status(self) -> u16 {
         match self {
             Self::BadRequest => 400,
-            Self::NoSuchVm | Self::NoSuchSnapshot | Self::NoSuchHost | Self::NoSuchRoute => 404,
+            Self::NoSuchVm | Self::NoSuchOutbox | Self::NoSuchSnapshot | Self::NoSuchHost | Self::NoSuchRoute => 404,
             Self::NameTaken | Self::WrongState | Self::Refused | Self::GivenUp => 409,
             Self::NoRoom => 507,
             Self::Unreachable => 502,
@@ -423,6 +445,7 @@ mod tests {
             kind: VmKind::Qemu,
             spec: VmSpec { dram, ..VmSpec::default() },
             launch: None,
+            outbox: None,
         }
     }
 
@@ -483,6 +506,10 @@ mod tests {
         check(&[512 * MIB], Some(64 * MIB), "");
         check(&[65536 * MIB], Some(512 * MIB), "the least is 1024 MiB");
         check(&[32 * MIB], Some(32 * MIB), "");
+        let with = CreateVm { outbox: Some(MIB), ..request(&[32 * MIB], None) };
+        assert_eq!(with.check(), Ok(()));
+        assert!(CreateVm { outbox: Some(MIB - 1), ..with.clone() }.check().unwrap_err().contains("at least 1M"));
+        assert!(CreateVm { kind: VmKind::Plain, ..with }.check().unwrap_err().contains("only QEMU"));
     }
 
     #[test]
@@ -541,6 +568,7 @@ mod tests {
             token: "c0ffee".into(),
             attach_socket: "/run/a".into(),
             shim: "/usr/lib/s.so".into(),
+            outbox_token: Some("c0ffee".into()),
         };
         assert!(!format!("{created:?}").contains("c0ffee"));
     }

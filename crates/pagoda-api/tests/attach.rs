@@ -49,8 +49,13 @@ fn fetched(name: &str, answer: Option<Packet>, files: usize) -> Result<Option<Ow
         rustix::net::sendmsg(&peer, &[IoSlice::new(answer.encode().as_bytes())], &mut control, SendFlags::NOSIGNAL)
             .unwrap();
     });
-    let vm =
-        CreatedVm { name: "web1".into(), token: TOKEN.to_hex(), attach_socket: path.clone(), shim: "/s.so".into() };
+    let vm = CreatedVm {
+        name: "web1".into(),
+        token: TOKEN.to_hex(),
+        attach_socket: path.clone(),
+        shim: "/s.so".into(),
+        outbox_token: None,
+    };
     let result = fetch(&vm);
     daemon.join().unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -93,6 +98,7 @@ fn nobody_listens() {
         token: TOKEN.to_hex(),
         attach_socket: "/nonexistent/attach".into(),
         shim: "/s.so".into(),
+        outbox_token: None,
     };
     assert!(matches!(fetch(&vm).unwrap_err(), FetchError::Io { .. }));
     let vm = CreatedVm { token: "xyz".into(), ..vm };

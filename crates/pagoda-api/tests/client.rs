@@ -104,6 +104,7 @@ fn requests_carry_their_bodies() {
         kind: VmKind::Plain,
         spec: VmSpec { reserve_swap: true, remote: Some(pagoda_api::RemoteRequest { copies: 2 }), ..VmSpec::default() },
         launch: None,
+        outbox: None,
     };
     let (vm, (line, body)) = against("create", reply("201 Created", created), |c| c.create(&request));
     assert_eq!(vm.unwrap().shim, PathBuf::from("/s.so"));

@@ -16,9 +16,10 @@
 //! 4. [`pressure`]: what outboxes may have while the host is short. They give before VMs are paged out.
 //! 5. [`orchestrate`]: that is divided by SLO and weight. [`explain`] puts the reasons into words.
 //!
-//! For each write: [`backpressure`]. All of it runs in [`simulate`].
+//! For each write: [`backpressure`]. All of that runs in [`simulate`]. What an outbox costs the pool: [`charge`].
 
 pub mod backpressure;
+pub mod charge;
 pub mod control;
 pub mod curve;
 pub mod estimate;

@@ -64,7 +64,7 @@ mod steps;
 mod tests;
 pub mod working_set;
 
-pub use admission::{Admission, Change, Overhead, Refused, Reservation, SwapSpace};
+pub use admission::{Admission, Beside, Change, Overhead, Refused, Reservation, SwapSpace};
 pub use controller::Policy;
 pub use error::SettingsError;
 pub use plan::{Balloon, Bound, Plan, PolicyStatus, PoolSample, Run, Terms, VmActions, VmId, VmPlan, VmSample};

@@ -4,12 +4,14 @@
 //! pagoda run -- listening socket as standard input --> pagoda-outbox <-- vhost-user -- QEMU
 //!                                                          |  Space + a memfd for each file
 //! clients -------------------- HTTP ---------------------> +
+//! pagodad ------ figures, another size: `control` -------> +
 //! ```
 //!
 //! It binds its sockets, says so in one line of JSON on standard output, gives up everything that it does not need
 //! ([`sandbox`]), and only then looks at what a guest or a client says. When QEMU has gone it stays until what was published
 //! has been delivered, for at most `--linger`.
 
+mod control;
 mod errno;
 mod filesystem;
 mod guest;
@@ -23,6 +25,7 @@ use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,6 +42,8 @@ use crate::sandbox::Namespaces;
 const LINGER_INTERVAL: Duration = Duration::from_millis(200);
 /// The variable with the token that clients have to know. Not an option: those are seen by everyone.
 const ENV_TOKEN: &str = "PAGODA_OUTBOX_TOKEN";
+/// The variable with the token by which the daemon knows this process.
+const ENV_CONTROL_TOKEN: &str = "PAGODA_OUTBOX_CONTROL_TOKEN";
 const TOKEN_BYTES_MIN: usize = 16;
 
 /// Serves the outbox of one VM. Started by `pagoda run --outbox`; standard input is the listening socket for QEMU.
@@ -48,6 +53,9 @@ struct Options {
     /// The VM's name, the first part of each path.
     #[arg(long)]
     name: String,
+    /// The daemon's attach socket.
+    #[arg(long)]
+    attach_socket: PathBuf,
     /// Bytes of the space.
     #[arg(long)]
     space_bytes: u64,
@@ -94,6 +102,7 @@ fn run(options: Options) -> Result<()> {
     vmm.local_addr().context("standard input is to be a listening Unix socket")?;
     let clients = TcpListener::bind(options.listen).with_context(|| format!("listen on {}", options.listen))?;
     let address = clients.local_addr().context("find the port")?;
+    let control = control::fetch(&options.attach_socket, ENV_CONTROL_TOKEN)?;
     let runtime = http::runtime()?;
     let null = File::options().write(true).open("/dev/null").context("open /dev/null")?;
     sandbox::leave_host(if options.no_namespaces { Namespaces::Hosts } else { Namespaces::Own })?;
@@ -101,6 +110,7 @@ fn run(options: Options) -> Result<()> {
     sandbox::allow_few_calls()?;
 
     let outbox = Arc::new(Outbox::new(options.space_bytes, Duration::from_secs(options.wait)));
+    control::serve(&outbox, control)?;
     let now = outbox::now();
     let life = now.seconds.wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nanos));
     let site = Arc::new(Site { name: options.name, token, life, outbox: Arc::clone(&outbox) });

@@ -7,10 +7,12 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant, SystemTime};
 
+use pagoda_abi::attach::OutboxFigures;
 use pagoda_outbox::{HandleId, Ino, Next, ReaderId, Reclaim, ReclaimKind, Refusal, Space, Time};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 
@@ -33,6 +35,8 @@ pub struct Outbox {
     /// Readers that wait for bytes.
     wakers: Mutex<Vec<Waker>>,
     waiting: Mutex<usize>,
+    /// How long writes have waited for room, summed over writes, in microseconds.
+    blocked_us: AtomicU64,
     /// How long a write may wait for room.
     block_max: Duration,
 }
@@ -55,6 +59,7 @@ impl Outbox {
             memory: Mutex::default(),
             wakers: Mutex::default(),
             waiting: Mutex::new(0),
+            blocked_us: AtomicU64::new(0),
             block_max,
         }
     }
@@ -63,15 +68,35 @@ impl Outbox {
         lock(&self.space)
     }
 
-    /// Gives the space another size. Below what is used: what was delivered goes, and nothing is written until enough has.
-    /// Nothing asks for it yet while a VM runs.
-    #[cfg(test)]
+    /// Gives the space another size. Below what is used: what was delivered goes ([`Self::give_back_excess`]), and nothing is
+    /// written until enough has.
     pub fn resize(&self, budget: u64) {
-        let mut space = self.space();
-        space.set_budget(budget);
-        let excess = space.excess();
-        drop(space);
-        self.reclaim(excess);
+        self.space().set_budget(budget);
+        self.room.notify_all();
+    }
+
+    /// Gives back about `most` bytes of what was delivered, but no more than what is used beyond the space. Whether there was
+    /// anything.
+    pub fn give_back_excess(&self, most: u64) -> bool {
+        let excess = self.space().excess();
+        self.reclaim(excess.min(most))
+    }
+
+    /// For the daemon.
+    pub fn figures(&self) -> OutboxFigures {
+        let figures = self.space().figures();
+        OutboxFigures {
+            space: figures.budget,
+            used: figures.used,
+            disposable: figures.disposable,
+            files: figures.nodes.saturating_sub(1),
+            readers: figures.readers,
+            waiting: *lock(&self.waiting) as u64,
+            written: figures.bytes_written,
+            acknowledged: figures.bytes_acknowledged,
+            refused: figures.refused_changes,
+            blocked_us: self.blocked_us.load(Ordering::Relaxed),
+        }
     }
 
     /// The memory of a file, made at its first use.
@@ -147,8 +172,10 @@ impl Outbox {
             }
             *waiting += 1;
         }
+        let began = Instant::now();
         let space = self.space();
         drop(self.room.wait_timeout(space, WAIT_SLICE.min(left)).unwrap_or_else(PoisonError::into_inner));
+        self.blocked_us.fetch_add(began.elapsed().as_micros() as u64, Ordering::Relaxed);
         *lock(&self.waiting) -= 1;
         Waited::Again
     }

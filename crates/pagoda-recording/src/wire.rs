@@ -97,6 +97,11 @@ pub(crate) struct Memory {
     /// In pages.
     #[serde(default, skip_serializing_if = "is_zero")]
     templates: u64,
+    /// In pages: what the pool keeps for outboxes, and what they have of it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    outboxes: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    outboxes_held: u64,
 }
 
 fn is_zero(value: &u64) -> bool {
@@ -348,6 +353,8 @@ impl Round {
                 stalled,
                 available_min: host.available_min.map(|min| min.0),
                 templates: host.templates.0,
+                outboxes: host.outboxes.0,
+                outboxes_held: host.outboxes_held.0,
             },
             set: Set::new(changes),
             vms: vms.iter().map(Vm::new).collect(),
@@ -360,13 +367,15 @@ impl Round {
         if self.vms.len() > VMS_MAX || self.set.vms.len() > VMS_MAX {
             return Err(format!("there are more VMs than the {VMS_MAX} of a host"));
         }
-        let Memory { total, available, stalled, available_min, templates } = self.memory;
+        let Memory { total, available, stalled, available_min, templates, outboxes, outboxes_held } = self.memory;
         let bytes = |what, value| number(what, value).map(Bytes);
         let host = HostReport {
             now_ms: number("now_ms", self.now_ms)?,
             memory: HostMemory { total: bytes("total", total)?, available: bytes("available", available)?, stalled },
             available_min: maybe(available_min, |min| bytes("available_min", min))?,
             templates: number("templates", templates).map(PageCount)?,
+            outboxes: number("outboxes", outboxes).map(PageCount)?,
+            outboxes_held: number("outboxes_held", outboxes_held).map(PageCount)?,
         };
         let vm = |vm: &Vm| vm.read().map_err(|bad| format!("VM {}: {bad}", vm.id));
         let vms = self.vms.iter().map(vm).collect::<Result<_, Bad>>()?;

@@ -9,6 +9,7 @@ mod shared;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -149,6 +150,13 @@ impl Listener {
         self.fd.as_fd()
     }
 
+    /// A socket that listens already; `None` for one that has no path.
+    pub fn from_fd(fd: OwnedFd) -> Option<Listener> {
+        let address = SocketAddrUnix::try_from(rustix::net::getsockname(&fd).ok()?).ok()?;
+        let path = PathBuf::from(std::ffi::OsStr::from_bytes(address.path()?.to_bytes()));
+        Some(Listener { fd, path })
+    }
+
     /// Where it listens.
     pub fn path(&self) -> &Path {
         &self.path
@@ -198,6 +206,18 @@ impl Connection {
             Err(Errno::CONNREFUSED | Errno::NOENT) => Err(SocketError::NoDaemon { path: path.to_owned() }),
             Err(errno) => Err(os("connect to daemon")(errno)),
         }
+    }
+
+    /// Connects without ever waiting, neither now nor in `recv` and `send`: for a peer that is not trusted to accept.
+    ///
+    /// # Errors
+    /// EAGAIN: it has not accepted those before. ECONNREFUSED, ENOENT: nobody listens.
+    pub fn connect_at_once(path: &Path) -> Result<Connection, SocketError> {
+        let addr = SocketAddrUnix::new(path).map_err(os("use socket path"))?;
+        let connection = Connection { fd: new_socket()? };
+        connection.set_nonblocking(true)?;
+        rustix::net::connect(&connection.fd, &addr).map_err(os("connect"))?;
+        Ok(connection)
     }
 
     /// Two connected ends.

@@ -8,6 +8,7 @@ mod hosts;
 mod moves;
 mod on_crash;
 mod outbox;
+mod outboxes;
 mod pace;
 mod policy;
 mod snapshot;
@@ -30,6 +31,7 @@ pub use self::hosts::HostTrust;
 pub use self::moves::{MoveVm, Moves, OneMove};
 pub use self::on_crash::{CrashOptions, OnCrash};
 pub use self::outbox::OutboxOptions;
+pub use self::outboxes::Outboxes;
 pub use self::pace::Pace;
 pub use self::policy::{Admit, HostSet, SamplingOptions, WhatIf};
 pub use self::snapshot::{Removed, Restore, Rollback, Snapshots, TakeSnapshot};
@@ -53,6 +55,7 @@ Examples:
   pagoda vm restore web1 --from before-upgrade
   pagoda vm autosnapshot web1 --every 10m --keep 6 --no-disks
   pagoda vm clone web1 --count 20 --name job-%02d
+  pagoda outbox set enc1 --space 512M   its files may take that much now
   pagoda simulate FILE.toml        what the memory policy would do
   pagoda disk ls                   disks in the memory of other machines
   pagoda host ping host2           what another host has free, and the way to it
@@ -63,8 +66,8 @@ Exit status:
   1  failed; the message says what to do
   2  the command line is wrong
   3  the daemon, another host, or the etcd of a cluster cannot be reached
-  4  there is no VM, snapshot, disk, server or host of that name
-  5  there is no room for the VM or the snapshot; the message says what is missing
+  4  there is no VM, outbox, snapshot, disk, server or host of that name
+  5  there is no room for the VM, its outbox or the snapshot; the message says what is missing
   6  a snapshot, its restore, cloning, removal, export or import, or a move was refused, and nothing was changed
   7  a snapshot or a move was begun and given up, and its VM runs where it was; or clones were begun, and all are gone; or the file
      of an import stopped coming
@@ -106,6 +109,8 @@ pub enum Command {
     Trace(Trace),
     #[command(subcommand)]
     Snapshot(Snapshots),
+    #[command(subcommand)]
+    Outbox(Outboxes),
     /// Lend memory to other machines, and see who lends
     #[command(subcommand)]
     Pool(Pool),
@@ -190,7 +195,8 @@ pub struct Run {
 /// the DRAM saved by that; MCTLSZ is what the guest has given up to its balloon, MCTLTGT what it should give up;
 /// SWCUR is what is only in swap, SWR/s and SWW/s are MiB read from and written to it. ZERO is what is nowhere
 /// because it is all zero, FLT/s is page faults answered, and P50 and P99 are microseconds per fault of the slowest
-/// cause since the VM started.
+/// cause since the VM started. If a VM has an outbox, OUTSZ is its space, OUTUSE what of it is used, and TX/s MiB that clients have
+/// acknowledged.
 ///
 /// Above stand the host's state (high, soft, hard, low, by free memory) and the sums over all VMs. A narrow terminal
 /// shows the most important columns. Keys: up and down choose a VM whose faults are shown by cause, q quits.
@@ -376,6 +382,9 @@ mod tests {
         check("pagoda vm move a --to b --on-timeout abort", ErrorKind::MissingRequiredArgument);
         check("pagoda vm move a --to b --dry-run --detach", ErrorKind::ArgumentConflict);
         check("pagoda moves show", ErrorKind::MissingRequiredArgument);
+        check("pagoda outbox set a", ErrorKind::MissingRequiredArgument);
+        check("pagoda outbox set a --space 1K", ErrorKind::ValueValidation);
+        check("pagoda outbox show", ErrorKind::MissingRequiredArgument);
         check("pagoda trace record", ErrorKind::MissingRequiredArgument);
         check("pagoda frobnicate", ErrorKind::InvalidSubcommand);
         check("pagoda ls --frobnicate", ErrorKind::UnknownArgument);

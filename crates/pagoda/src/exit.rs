@@ -85,7 +85,7 @@ fn status(error: &anyhow::Error) -> u8 {
 /// Of what the daemon answers.
 fn code_status(code: ErrorCode) -> u8 {
     match code {
-        ErrorCode::NoSuchVm | ErrorCode::NoSuchSnapshot | ErrorCode::NoSuchHost => NOT_FOUND,
+        ErrorCode::NoSuchVm | ErrorCode::NoSuchOutbox | ErrorCode::NoSuchSnapshot | ErrorCode::NoSuchHost => NOT_FOUND,
         ErrorCode::NoRoom => NO_ROOM,
         ErrorCode::Refused => REFUSED,
         ErrorCode::GivenUp => GIVEN_UP,
@@ -127,6 +127,7 @@ mod tests {
         check(refused(ErrorCode::NoRoom), NO_ROOM);
         check(NotAdmitted("n".into()).into(), NO_ROOM);
         check(refused(ErrorCode::NoSuchSnapshot), NOT_FOUND);
+        check(refused(ErrorCode::NoSuchOutbox), NOT_FOUND);
         check(refused(ErrorCode::NoSuchHost), NOT_FOUND);
         check(refused(ErrorCode::Unreachable), UNREACHABLE);
         check(refused(ErrorCode::Refused), REFUSED);

@@ -10,6 +10,7 @@ mod hosts;
 mod man;
 mod moves;
 mod mrc;
+mod outboxes;
 mod output;
 mod policy;
 mod pool;
@@ -62,6 +63,7 @@ fn dispatch(cli: Cli) -> Result<()> {
         Command::Trace(command) => trace::run(&client, &command, format),
         Command::Simulate(options) => simulate::run(&options, format),
         Command::Snapshot(command) => snapshot::run(&client, &command, format),
+        Command::Outbox(command) => outboxes::run(&client, &command, format),
         Command::Pool(command) => pool::run(command, format),
         Command::Disk(command) => disk::run(command, format),
         Command::Completion { shell } => man::completion(shell),

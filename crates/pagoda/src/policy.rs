@@ -25,6 +25,7 @@ pub fn admit(client: &Client, options: &Admit, format: Format) -> Result<()> {
             ..VmSpec::default()
         },
         launch: None,
+        outbox: None,
     };
     vm.check().map_err(UsageError)?;
     let reply = client.admit(&AdmitRequest { memory_bytes: options.memory, dram, min: options.min })?;
@@ -126,6 +127,7 @@ pub fn host_lines(policy: &HostPolicy) -> Vec<(&'static str, String)> {
         ),
         ("shared", format!("{}, which saves {}", size(policy.shared_bytes), size(policy.saved_bytes))),
         ("templates", format!("{}, which clones of snapshots read", size(policy.template_bytes))),
+        ("outboxes", format!("{}, for files that guests write and the host sends", size(policy.outbox_bytes))),
         ("ballooned", size(policy.ballooned_bytes)),
         ("swapped", size(policy.swapped_bytes)),
     ];

@@ -127,6 +127,7 @@ fn greet(
             let attached = attach(connection, registry, Hello { token, regions, shards, fds, peer }, None);
             attached.inspect_err(|error| note_refusal(registry, token, peer, &in_full(error.as_ref())))
         }
+        Packet::Outbox { token } => give_outbox(connection, registry, token, peer),
         Packet::Calls { token } => {
             let name = authorised(registry, token, peer)?;
             let handle = registry.lock().get(&name).and_then(|vm| vm.handle.clone());
@@ -194,6 +195,20 @@ fn fetch(connection: &Connection, registry: &Registry, token: Token, peer: Peer)
     // Before the answer: until then it waits, and /proc says when it started. Afterwards it may end at once.
     vm.started_by = Some(Starter::of(peer));
     connection.send(&Packet::Fetched { monitor: monitor.is_some(), lens: List::default() }, &fds)?;
+    Ok(())
+}
+
+/// Gives the process of an outbox what its control connections come to, and remembers it as that process.
+fn give_outbox(connection: &Connection, registry: &Arc<Registry>, token: Token, peer: Peer) -> Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    let may = |vm: &Vm| {
+        let is_starter = vm.started_by.is_some_and(|by| by.uid == peer.uid);
+        ensure!(peer.uid == 0 || peer.uid == own || is_starter, "user {} may not serve {}", peer.uid, vm.record.name);
+        Ok(())
+    };
+    let start = process::start_time(peer.pid).context("look at the process")?;
+    let listener = registry.give_outbox(token, may, (peer.pid, start))?;
+    connection.send(&Packet::Welcome { flags: 0 }, &[listener.as_fd()])?;
     Ok(())
 }
 

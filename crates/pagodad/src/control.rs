@@ -8,6 +8,7 @@
 mod hosts;
 mod listener;
 mod moves;
+mod outboxes;
 mod reply;
 mod sampling;
 mod snapshots;
@@ -182,6 +183,7 @@ fn control_router(registry: Arc<Registry>) -> Router {
         .merge(snapshots::routes())
         .merge(hosts::routes())
         .merge(moves::routes())
+        .merge(outboxes::routes())
         .route("/metrics", get(scrape))
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)

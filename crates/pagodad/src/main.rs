@@ -13,6 +13,7 @@ mod images;
 mod metrics;
 mod moves;
 mod notices;
+mod outboxes;
 mod parts;
 mod policy;
 mod programs;
@@ -85,7 +86,7 @@ fn abort_on_panic() {
 }
 
 fn run(config: Config) -> Result<()> {
-    for dir in [&config.state_dir, &config.state_dir.join("vms"), &config.swap_dir] {
+    for dir in [&config.state_dir, &config.state_dir.join("vms"), &outboxes::dir(&config.state_dir), &config.swap_dir] {
         make_private_dir(dir)?;
     }
     let _lock = lock(&config.state_dir)?;
@@ -98,6 +99,7 @@ fn run(config: Config) -> Result<()> {
     let (notices, heard) = channel();
     let registry = Arc::new(Registry::new(config, host, notices)?);
     registry.load().context("read the state directory")?;
+    registry.load_outboxes().context("read the directory of outboxes")?;
     // Paging first. What VMs can do without may fail from here on, unless there are none yet that would wait.
     let (listening, attaching, reaping) = (Arc::clone(&registry), Arc::clone(&registry), Arc::clone(&registry));
     let (governing, counting) = (Arc::clone(&registry), Arc::clone(&registry));
@@ -115,6 +117,7 @@ fn run(config: Config) -> Result<()> {
             }
         }
     })?;
+    registry.watch_outboxes();
     let settling = Arc::clone(&registry);
     start("disks", move || settling.settle_disks())?;
     start("images", move || counting.images.run(&|image| counting.image_is_filled(image)))?;

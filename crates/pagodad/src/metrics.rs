@@ -21,9 +21,9 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use self::catalogue::{
-    ACTIVE, AUTOSNAPSHOT, BALLOON, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_SNAPSHOTS, HOST_STATE, POLICY,
-    PROCESS, REMOTE, REMOTE_LATENCY, REMOTE_SERVER, ROUND_WAIT, Row, SNAPSHOTS, STATUS, TARGET, TIER, TIER_LATENCY, VM,
-    VM_INFO, VM_STATE,
+    ACTIVE, AUTOSNAPSHOT, BALLOON, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_SNAPSHOTS, HOST_STATE, OUTBOX,
+    OUTBOX_FIGURES, POLICY, PROCESS, REMOTE, REMOTE_LATENCY, REMOTE_SERVER, ROUND_WAIT, Row, SNAPSHOTS, STATUS, TARGET,
+    TIER, TIER_LATENCY, VM, VM_INFO, VM_STATE,
 };
 pub use self::value::ProcessInfo;
 use self::value::Value;
@@ -65,6 +65,12 @@ pub fn catalogue_table() -> String {
     }
     for Row { def, .. } in AUTOSNAPSHOT {
         row(&format!("pagoda_vm_{}", def.name), def.kind, "vm", def.unit, def.help);
+    }
+    for Row { def, .. } in OUTBOX {
+        row(&format!("pagoda_vm_outbox_{}", def.name), def.kind, "vm", def.unit, def.help);
+    }
+    for Row { def, .. } in OUTBOX_FIGURES {
+        row(&format!("pagoda_vm_outbox_{}", def.name), def.kind, "vm", def.unit, def.help);
     }
     for Row { def, .. } in POLICY {
         row(&format!("pagoda_vm_{}", def.name), def.kind, "vm", def.unit, def.help);
@@ -129,6 +135,15 @@ impl Collector for Snapshot {
         for Row { def, value } in AUTOSNAPSHOT {
             let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.autosnapshot.as_ref()?))));
             encode_metric(&mut encoder, &format!("pagoda_vm_{}", def.name), *def, values)?;
+        }
+        for Row { def, value } in OUTBOX {
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.outbox.as_ref()?))));
+            encode_metric(&mut encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
+        }
+        for Row { def, value } in OUTBOX_FIGURES {
+            let figures = |vm: &VmInfo| vm.outbox.as_ref()?.figures;
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(&figures(vm)?))));
+            encode_metric(&mut encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
         }
         for Row { def, value } in POLICY {
             let values = self.vms.iter().map(|vm| (of_vm(vm), value(&vm.policy)));

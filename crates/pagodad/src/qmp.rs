@@ -7,7 +7,7 @@
 //! late answer goes down with the connection.
 
 mod events;
-mod poll;
+pub mod poll;
 pub mod processors;
 mod session;
 // Snapshots will use it.

@@ -20,6 +20,7 @@ mod groups;
 mod life;
 mod making;
 pub mod operation;
+mod outboxes;
 mod patch;
 mod process;
 mod reading;
@@ -43,13 +44,14 @@ use pagoda_pager::share::Group;
 
 use self::draining::Draining;
 use self::making::Making;
-pub use self::process::{Starter, Taken};
+pub use self::process::{Starter, Taken, has_ended};
 pub use self::vm::Vm;
 use crate::config::Config;
 use crate::crashes::Crashes;
 use crate::disks::{LayerSizes, Unsettled};
 use crate::images::Images;
 use crate::moves::Moves;
+use crate::outboxes::Outboxes;
 use crate::parts::Parts;
 use crate::policy::{Governor, settings};
 use crate::programs::Programs;
@@ -92,6 +94,7 @@ pub struct Registry {
     /// Versions of QEMU programs.
     pub programs: Programs,
     pub draining: Draining,
+    pub outboxes: Outboxes,
     /// VMs of which snapshots are taken by themselves.
     pub timetables: Timetables,
     vms: Mutex<BTreeMap<String, Vm>>,
@@ -121,6 +124,7 @@ impl Registry {
         let records = RecordStore::new(config.state_dir.join("vms"));
         let crashes = Crashes::new(config.state_dir.join("vms"));
         let images = Images::new(config.snapshots.clone(), Arc::clone(&parts));
+        let outboxes = Outboxes::new(&config.state_dir);
         let moves = Moves::new(&config.state_dir, &config.hosts.dir);
         Ok(Registry {
             config,
@@ -135,6 +139,7 @@ impl Registry {
             crashes,
             programs: Programs::default(),
             draining: Draining::default(),
+            outboxes,
             timetables: Timetables::default(),
             vms,
             making,

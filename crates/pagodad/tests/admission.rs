@@ -103,6 +103,7 @@ fn swap_that_nobody_reserved_is_promised_by_no_command() {
         kind: VmKind::Plain,
         spec: VmSpec { dram, ..VmSpec::default() },
         launch: None,
+        outbox: None,
     };
     // In a pool that holds it whole, it needs no swap; with a low cap it would.
     client.create(&vm("big", None)).unwrap();
@@ -151,6 +152,7 @@ fn the_name_of_a_vm_that_did_not_start_is_free_at_once() {
         kind: VmKind::Plain,
         spec: VmSpec::default(),
         launch: None,
+        outbox: None,
     };
     for _ in 0..10 {
         let made = daemon.client().create(&vm).unwrap();

@@ -33,6 +33,7 @@ pub fn vm(resident_mib: u64, counters: &[(&str, u64)]) -> VmInfo {
         autosnapshot: None,
         loading: false,
         resumed_unix_us: None,
+        outbox: None,
     }
 }
 

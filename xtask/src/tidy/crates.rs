@@ -36,8 +36,9 @@ const ALLOWED: [(&str, Edges); 28] = [
     (
         "pagoda-outbox-server",
         &[
+            ("pagoda-abi", Needed::Always, "packets between it and the daemon"),
             ("pagoda-outbox", Needed::Always, "space of the outbox"),
-            ("pagoda-sys", Needed::Always, "what TCP has acknowledged"),
+            ("pagoda-sys", Needed::Always, "what TCP has acknowledged, sockets of packets"),
         ],
     ),
     ("pagoda-recording", &[("pagoda-core", Needed::Always, "rounds of the policy")]),

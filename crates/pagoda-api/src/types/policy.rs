@@ -82,6 +82,9 @@ pub struct HostPolicy {
     /// What the templates of snapshots take, which clones read. Part of what is used.
     #[serde(default)]
     pub template_bytes: u64,
+    /// What the pool keeps for outboxes. Part of what is used.
+    #[serde(default)]
+    pub outbox_bytes: u64,
     #[serde(default)]
     pub round_wait: RoundWait,
 }

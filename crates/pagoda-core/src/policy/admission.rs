@@ -3,7 +3,7 @@
 //! Memory must hold `min + overhead + reserve` of every VM and what is kept free; swap must hold `max - min`, or a VM that is
 //! squeezed could not be preserved. While the pool holds every VM at its cap, none is squeezed, and `max - cap` is enough.
 //! `overhead` is what was measured of the VMM and of our tables, `reserve` what copies on write of shared pages may take.
-//! What the templates of snapshots take is no VM's, and promised to none.
+//! What outboxes and the templates of snapshots take ([`Beside`]) is no VM's memory, and promised to none.
 //! Reservations are not allocations: an unused min is used by others until it is wanted.
 //!
 //! [`Policy::admission`](super::Policy::admission) answers for every [`Change`], and nothing else decides: whatever changes
@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use super::plan::VmId;
-use super::settings::{HostSettings, MEMORY_MAX, VmSettings};
+use super::settings::{HostSettings, MEMORY_MAX, POOL_MAX, VmSettings};
 use crate::units::{Bytes, PageCount};
 
 /// What a VM takes beside its memory.
@@ -30,6 +30,27 @@ impl Overhead {
     /// No part beyond the largest memory, so that no sum of all VMs' overflows.
     pub(super) fn bounded(self) -> Overhead {
         Overhead { overhead: self.overhead.min(MEMORY_MAX), reserve: self.reserve.min(MEMORY_MAX) }
+    }
+}
+
+/// What is taken of the pool beside the memory of VMs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// Templates of snapshots, which clones read and no VM has to itself.
+    pub templates: PageCount,
+    /// Outboxes: what the pool keeps for them, whether it is used or not.
+    pub outboxes: PageCount,
+}
+
+impl Beside {
+    /// All of it.
+    pub fn total(self) -> PageCount {
+        self.templates + self.outboxes
+    }
+
+    /// No part beyond the largest pool, so that no sum overflows.
+    pub(super) fn bounded(self) -> Beside {
+        Beside { templates: self.templates.min(POOL_MAX), outboxes: self.outboxes.min(POOL_MAX) }
     }
 }
 
@@ -112,6 +133,8 @@ pub enum Change<'a> {
     Add(&'a VmSettings, Overhead),
     /// A VM ends, and another one comes as soon as all that it had is free.
     Replace(VmId, &'a VmSettings, Overhead),
+    /// All outboxes together have so much.
+    Outboxes(PageCount),
     /// A VM has other settings, and what follows from them beside its memory.
     Set(VmId, &'a VmSettings, Overhead),
 }
@@ -146,7 +169,7 @@ pub(super) struct Balance {
     capacity: Reservation,
     /// Of `promised.memory`.
     mins: PageCount,
-    templates: PageCount,
+    beside: Beside,
     /// The pool holds all VMs at their caps.
     holds_caps: bool,
     /// All caps with what is beside them.
@@ -154,20 +177,20 @@ pub(super) struct Balance {
 }
 
 impl Balance {
-    /// Of these VMs, while templates take so much of the pool.
+    /// Of these VMs, while so much of the pool is taken beside them.
     pub(super) fn of<'a>(
         host: &HostSettings,
-        templates: PageCount,
+        beside: Beside,
         vms: impl Iterator<Item = Promise<'a>> + Clone,
         swap: &SwapSpace,
     ) -> Balance {
         // No sum of these overflows: each VM's is at most MEMORY_MAX, there are at most VMS_MAX, 2^36 times 2^12.
         let at_cap = |vm: &VmSettings, beside: Overhead| vm.cap + beside.overhead + beside.reserve;
         let most: PageCount = vms.clone().map(|vm| vm.most(at_cap)).sum();
-        let taken = host.free_goal() + templates;
+        let taken = host.free_goal() + beside.total();
         let holds_caps = most + taken <= host.pool;
         let capacity = Reservation { memory: host.pool.saturating_sub(taken), swap: swap.free.min(FREE_MAX) };
-        let start = Balance { capacity, templates, holds_caps, most, ..Balance::default() };
+        let start = Balance { capacity, beside, holds_caps, most, ..Balance::default() };
         vms.fold(start, |sum, vm| {
             let needs = Reservation {
                 memory: vm.most(|vm, beside| sum.reservation(vm, beside).memory),
@@ -221,6 +244,7 @@ enum What {
     Host,
     Add,
     Set,
+    Outboxes,
 }
 
 impl Admission {
@@ -228,6 +252,7 @@ impl Admission {
         let (what, needs) = match change {
             Change::Nothing => (What::Nothing, Reservation::default()),
             Change::Host(_) => (What::Host, Reservation::default()),
+            Change::Outboxes(_) => (What::Outboxes, Reservation::default()),
             Change::Add(vm, beside) | Change::Replace(_, vm, beside) => {
                 (What::Add, after.reservation(vm, beside.bounded()))
             }
@@ -285,7 +310,9 @@ fn refusal(admission: &Admission) -> String {
     let head = match admission.what {
         What::Add => "not admitted".to_owned(),
         What::Nothing => "the guarantees are not kept".to_owned(),
-        What::Host | What::Set => format!("the pool of {} cannot keep the guarantees", size(admission.host.pool)),
+        What::Host | What::Set | What::Outboxes => {
+            format!("the pool of {} cannot keep the guarantees", size(admission.host.pool))
+        }
     };
     let memory = (missing.memory > PageCount::ZERO).then(|| memory_is_missing(admission, missing.memory));
     let swap = (missing.swap > PageCount::ZERO).then(|| swap_is_missing(admission, missing.swap));
@@ -295,11 +322,12 @@ fn refusal(admission: &Admission) -> String {
 fn memory_is_missing(admission: &Admission, missing: PageCount) -> String {
     let Admission { needs, after, host, .. } = admission;
     let beside = after.promised.memory.saturating_sub(after.mins);
-    let least = least_pool(after.promised.memory + after.templates, host);
-    let templates = match after.templates {
+    let least = least_pool(after.promised.memory + after.beside.total(), host);
+    let part = |name: &str, pages: PageCount| match pages {
         PageCount::ZERO => String::new(),
-        templates => format!(", templates of snapshots {}", size(templates)),
+        pages => format!(", {name} {}", size(pages)),
     };
+    let beside_vms = part("outboxes", after.beside.outboxes) + &part("templates of snapshots", after.beside.templates);
     let whose = match admission.what {
         What::Add => format!(
             " (needs {}, reserved {} of {})",
@@ -312,9 +340,10 @@ fn memory_is_missing(admission: &Admission, missing: PageCount) -> String {
     let advice = match admission.what {
         What::Add => "lower its min or another VM's by",
         What::Host | What::Set | What::Nothing => "lower a min by",
+        What::Outboxes => "let the outbox have less (`pagoda outbox set`), or lower a min by",
     };
     format!(
-        "{} of memory are missing{whose}: min of all VMs {}, overhead {}{templates}, kept free {}, in a pool of {}; {advice} {} MiB \
+        "{} of memory are missing{whose}: min of all VMs {}, overhead {}{beside_vms}, kept free {}, in a pool of {}; {advice} {} MiB \
          (`pagoda vm set NAME --min SIZE`), stop a VM, or enlarge the pool (`pagoda host set --pool {}M`)",
         size(missing),
         size(after.mins),
@@ -335,14 +364,14 @@ fn swap_is_missing(admission: &Admission, missing: PageCount) -> String {
             size(admission.reserved().swap),
             size(after.capacity.swap)
         ),
-        What::Host | What::Nothing => {
+        What::Host | What::Nothing | What::Outboxes => {
             format!(" (reserved {} of {})", size(after.promised.swap), size(after.capacity.swap))
         }
     };
     let (why, advice) = if after.holds_caps {
         ("every VM may have to keep its memory less its cap there", "raise a DRAM cap (--dram)".to_owned())
     } else {
-        let pool = mib(least_pool(after.most + after.templates, host));
+        let pool = mib(least_pool(after.most + after.beside.total(), host));
         (
             "the pool does not hold all VMs at their caps, so each may have to keep its memory less its min there",
             format!(

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::admission::{Admission, Balance, Change, Overhead, Promise, Reservation, SwapSpace};
+use super::admission::{Admission, Balance, Beside, Change, Overhead, Promise, Reservation, SwapSpace};
 use super::allocate::{Claim, allocate, pages_at, price};
 use super::error::SettingsError;
 use super::plan::{
@@ -62,8 +62,8 @@ struct Last {
 #[derive(Clone, Debug)]
 pub struct Policy {
     host: HostSettings,
-    /// What templates take of the pool.
-    templates: PageCount,
+    /// What is taken of the pool beside VMs' memory.
+    beside: Beside,
     vms: BTreeMap<VmId, Vm>,
     state: ReclaimState,
     state_since_ms: u64,
@@ -84,7 +84,7 @@ impl Policy {
         host.check()?;
         Ok(Policy {
             host,
-            templates: PageCount::ZERO,
+            beside: Beside::default(),
             vms: BTreeMap::new(),
             state: ReclaimState::High,
             state_since_ms: 0,
@@ -142,7 +142,7 @@ impl Policy {
             Change::Nothing => Promise { proposed: None, ..vm.promise(*id) },
             _ => vm.promise(*id),
         });
-        let before = Balance::of(&self.host, self.templates, now.clone(), swap);
+        let before = Balance::of(&self.host, self.beside, now.clone(), swap);
         let (leaving, freed) = match *change {
             Change::Replace(id, ..) => (Some(id), Some(swap.without(id))),
             _ => (None, None),
@@ -160,33 +160,50 @@ impl Policy {
             }
             _ => None,
         };
-        let after = Balance::of(host, self.templates, then.chain(coming), freed.as_ref().unwrap_or(swap));
+        let beside = match *change {
+            Change::Outboxes(outboxes) => Beside { outboxes, ..self.beside }.bounded(),
+            _ => self.beside,
+        };
+        let after = Balance::of(host, beside, then.chain(coming), freed.as_ref().unwrap_or(swap));
         Admission::new(change, before.missing(), after, host)
     }
 
     /// What all VMs together have reserved.
     pub fn reserved(&self) -> Reservation {
-        self.balance_beside(self.templates).promised()
+        self.balance_beside(self.beside).promised()
     }
 
     /// What the templates of snapshots take of the pool now: no VM is promised that.
     pub fn set_templates(&mut self, pages: PageCount) {
-        self.templates = pages.min(POOL_MAX);
+        self.beside = Beside { templates: pages, ..self.beside }.bounded();
     }
 
     /// As of the last call of [`Policy::set_templates`].
     pub fn templates(&self) -> PageCount {
-        self.templates
+        self.beside.templates
+    }
+
+    /// What the pool keeps for outboxes now: no VM is promised that.
+    pub fn set_outboxes(&mut self, pages: PageCount) {
+        self.beside = Beside { outboxes: pages, ..self.beside }.bounded();
+    }
+
+    /// As of the last call of [`Policy::set_outboxes`].
+    pub fn outboxes(&self) -> PageCount {
+        self.beside.outboxes
     }
 
     /// Whether all VMs could have what they were promised if templates took so much more.
     pub(super) fn keeps_promises_beside(&self, more: PageCount) -> bool {
-        self.balance_beside(self.templates + more.min(POOL_MAX)).missing().memory == PageCount::ZERO
+        self.balance_beside(Beside { templates: self.beside.templates + more.min(POOL_MAX), ..self.beside })
+            .missing()
+            .memory
+            == PageCount::ZERO
     }
 
-    fn balance_beside(&self, templates: PageCount) -> Balance {
+    fn balance_beside(&self, beside: Beside) -> Balance {
         let now = self.vms.iter().map(|(id, vm)| Promise { proposed: None, ..vm.promise(*id) });
-        Balance::of(&self.host, templates, now, &SwapSpace::default())
+        Balance::of(&self.host, beside, now, &SwapSpace::default())
     }
 
     /// Takes a VM in.

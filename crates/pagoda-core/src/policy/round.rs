@@ -56,6 +56,9 @@ pub struct HostReport {
     pub available_min: Option<Bytes>,
     /// What the templates of snapshots take, which clones read and no VM has to itself. It is in the pool, and in use.
     pub templates: PageCount,
+    /// What the pool keeps for outboxes, and of that, what they have. It is in use, for they may take the rest at any time.
+    pub outboxes: PageCount,
+    pub outboxes_held: PageCount,
 }
 
 /// What a VM's engine reports.
@@ -442,10 +445,16 @@ impl Rounds {
     pub fn make(&mut self, host: &HostReport, vms: &[VmReport]) -> Vec<Outcome> {
         vms.iter().for_each(|vm| self.note_overhead(vm));
         let of_vms: PageCount = vms.iter().map(VmReport::used).sum();
-        let used = of_vms + host.templates;
         self.policy.set_templates(host.templates);
+        self.policy.set_outboxes(host.outboxes);
+        let outboxes = self.policy.outboxes();
+        let held = host.outboxes_held.min(outboxes);
+        let used = of_vms + host.templates + outboxes;
         let set = self.policy.host().pool;
-        let pool = self.pressure.pool_at(host.now_ms, set, used, &host.memory, host.available_min);
+        // What outboxes do not have yet is available on the host, and not for VMs.
+        let in_use = of_vms + host.templates + held;
+        let pool = self.pressure.pool_at(host.now_ms, set, in_use, &host.memory, host.available_min);
+        let pool = Pool { room: pool.room.saturating_sub(outboxes - held), ..pool };
         let sample = PoolSample { now_ms: host.now_ms, pool: pool.now, used };
         let samples: Vec<VmSample> = vms.iter().filter_map(VmReport::sample).collect();
         let plan = self.policy.tick(&sample, &samples);

@@ -40,6 +40,13 @@ impl Host {
     /// What the daemon would measure.
     pub(super) fn report(&self, now_ms: u64, used: PageCount) -> HostReport {
         let memory = HostMemory { total: self.total.bytes(), available: self.free(used).bytes(), stalled: None };
-        HostReport { now_ms, memory, available_min: Some(Bytes(self.min().bytes().0)), templates: PageCount::ZERO }
+        HostReport {
+            now_ms,
+            memory,
+            available_min: Some(Bytes(self.min().bytes().0)),
+            templates: PageCount::ZERO,
+            outboxes: PageCount::ZERO,
+            outboxes_held: PageCount::ZERO,
+        }
     }
 }

@@ -4,19 +4,16 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Args;
+use pagoda_api::check_outbox_space;
 
 use crate::units::parse_size;
 
-/// A space below this holds less than one write of the guest's kernel, which is at most 1 MiB.
-const SPACE_BYTES_MIN: u64 = 1 << 20;
 /// How long a writer may be kept waiting: the guest's kernel complains of tasks that wait for 120 s.
 const WAIT_SECONDS_MAX: i64 = 100;
 
-fn space(text: &str) -> Result<u64, String> {
-    match parse_size(text)? {
-        bytes if bytes < SPACE_BYTES_MIN => Err("an outbox has at least 1M".into()),
-        bytes => Ok(bytes),
-    }
+pub(super) fn space(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text)?;
+    check_outbox_space(bytes).map(|()| bytes)
 }
 
 #[derive(Debug, Args)]
@@ -24,8 +21,8 @@ pub struct OutboxOptions {
     /// Give the VM an outbox: a file system in this much memory of the host, whose files the host sends
     ///
     /// In the guest: mount -t virtiofs outbox /mnt/out. Clients read by HTTP, also what still grows. What has been delivered is
-    /// given back when there is need; a full space makes writers wait. The memory is in addition to that of the VM, and the
-    /// VM is pinned: all of it stays in DRAM.
+    /// given back when there is need; a full space makes writers wait. The pool keeps this memory beside that of the VM
+    /// (`pagoda outbox`), and the VM is pinned: all of it stays in DRAM.
     #[arg(long, value_name = "SIZE", value_parser = space)]
     pub outbox: Option<u64>,
     /// Where clients of the outbox connect; port 0 is any that is free

@@ -180,7 +180,7 @@ impl Ready {
         shim::check(&created.vm.shim, plan.is_some())?;
         let monitor = fetch(&created.vm)?;
         if let Some(outbox) = &request.outbox {
-            outbox.start(&created.vm.name)?;
+            outbox.start(&created.vm)?;
         }
         let mut command = command(&request, plan.as_ref(), &created.vm, vm.memory.len(), monitor.as_ref())?;
         if is_in_background {
@@ -218,7 +218,8 @@ fn vm_of(request: &Request, plan: Option<&Plan>) -> Result<CreateVm> {
     let pinned = plan.and_then(|plan| plan.pinned.clone());
     let spec = VmSpec { pinned, ..request.spec.clone() };
     let launch = plan.map(|_| launch::of(&request.program, &request.words, request.outbox.is_some()));
-    Ok(CreateVm { name, memory, kind: request.kind, spec, launch })
+    let outbox = request.outbox.as_ref().map(Outbox::space_bytes);
+    Ok(CreateVm { name, memory, kind: request.kind, spec, launch, outbox })
 }
 
 /// `HUGETLBFS_MAGIC` and `TMPFS_MAGIC` of statfs(2).

@@ -16,6 +16,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use pagoda_api::CreatedVm;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Deserialize;
 
@@ -25,6 +26,7 @@ use crate::server::find_beside_us;
 const PROGRAM: &str = "pagoda-outbox";
 const PACKAGE: &str = "pagoda-outbox-server";
 const ENV_TOKEN: &str = "PAGODA_OUTBOX_TOKEN";
+const ENV_CONTROL_TOKEN: &str = "PAGODA_OUTBOX_CONTROL_TOKEN";
 /// The guest mounts it by this name (`mount -t virtiofs outbox DIR`).
 const TAG: &str = "outbox";
 /// Id of the device's connection. Users' own ids rarely begin like this, and QEMU refuses one that is taken.
@@ -66,6 +68,11 @@ impl Outbox {
         Ok(Outbox { space_bytes, options, token, listener: listener.into(), vmm })
     }
 
+    /// Bytes of its space.
+    pub fn space_bytes(&self) -> u64 {
+        self.space_bytes
+    }
+
     /// The device in QEMU's words.
     pub fn qemu_words(&self) -> [String; 4] {
         let fd = self.vmm.as_raw_fd();
@@ -80,8 +87,12 @@ impl Outbox {
     /// Starts its process and says where clients find it. What becomes QEMU later inherits the connection to it.
     ///
     /// # Errors
-    /// It cannot be started, or cannot listen; it has said why.
-    pub fn start(&self, vm: &str) -> Result<()> {
+    /// The daemon knows no outboxes; it cannot be started, or cannot listen; it has said why.
+    pub fn start(&self, created: &CreatedVm) -> Result<()> {
+        let vm = &created.name;
+        let control = created.outbox_token.as_ref().context(
+            "the daemon is older than this command and knows no outboxes: install both from one version, and restart pagodad",
+        )?;
         let program = find_beside_us(PROGRAM, PACKAGE)?;
         let mut command = Command::new(&program);
         command
@@ -92,8 +103,11 @@ impl Outbox {
                 "--wait",
                 &self.options.outbox_wait.to_string(),
             ])
+            .arg("--attach-socket")
+            .arg(&created.attach_socket)
             .args(["--linger", &self.options.outbox_linger.to_string()])
             .env(ENV_TOKEN, &self.token)
+            .env(ENV_CONTROL_TOKEN, control)
             .stdin(self.listener.try_clone().context("duplicate the outbox's socket")?)
             .stdout(Stdio::piped())
             // Ctrl-C ends QEMU; what was published is delivered all the same.

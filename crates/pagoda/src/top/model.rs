@@ -40,6 +40,13 @@ pub struct Row {
     /// Given up by the guest to its balloon, and what it should give up; `None` without a balloon target.
     pub ballooned_bytes: Option<u64>,
     pub balloon_wanted_bytes: Option<u64>,
+    /// Of a VM with an outbox: its space; what of it is used and what its clients acknowledge, while its process says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outbox_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outbox_used_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outbox_sent_bytes_per_s: Option<f64>,
     pub swap_read_bytes_per_s: Option<f64>,
     pub swap_write_bytes_per_s: Option<f64>,
     pub faults_per_s: Option<f64>,
@@ -80,6 +87,17 @@ fn row(old: Option<(&VmInfo, Duration)>, vm: &VmInfo) -> Row {
         (seconds > 0.0).then(|| delta as f64 / seconds)
     };
     let bytes_rate = |name| rate(name).map(|pages| pages * counter::PAGE_BYTES as f64);
+    let sent_per_s = || {
+        let (old, elapsed) = old?;
+        let [old, new] = [old, vm].map(|vm| vm.outbox.as_ref()?.figures);
+        let (old, new) = (old?, new?);
+        // Figures are as old as they say.
+        let age = |ms: u64| Duration::from_millis(ms);
+        let seconds = (elapsed + age(old.age_ms)).checked_sub(age(new.age_ms))?.as_secs_f64();
+        let delta = new.acknowledged_bytes.checked_sub(old.acknowledged_bytes)?;
+        (seconds > 0.0).then(|| delta as f64 / seconds)
+    };
+    let outbox_figures = vm.outbox.as_ref().and_then(|outbox| outbox.figures);
     let causes: Vec<Cause> = vm
         .counters
         .keys()
@@ -108,6 +126,9 @@ fn row(old: Option<(&VmInfo, Duration)>, vm: &VmInfo) -> Row {
         zero_bytes: vm.zero_bytes,
         ballooned_bytes: vm.balloon.as_ref().map(|balloon| balloon.ballooned_bytes),
         balloon_wanted_bytes: vm.balloon.as_ref().map(|balloon| vm.memory_bytes.saturating_sub(balloon.target_bytes)),
+        outbox_bytes: vm.outbox.as_ref().map(|outbox| outbox.space_bytes),
+        outbox_used_bytes: outbox_figures.map(|figures| figures.used_bytes),
+        outbox_sent_bytes_per_s: sent_per_s(),
         swap_read_bytes_per_s: bytes_rate(counter::PAGES_IN),
         swap_write_bytes_per_s: bytes_rate(counter::PAGES_OUT),
         // Every fault is counted under exactly one cause, so their sum is all.
@@ -146,6 +167,23 @@ mod tests {
         let causes: Vec<_> = row.causes.iter().map(|c| (c.cause.as_str(), c.faults_per_s)).collect();
         assert_eq!(causes, [("minor", Some(100.0)), ("zero", Some(0.0))]);
         assert_eq!(row.causes[0].latency.unwrap().count, 7);
+    }
+
+    #[test]
+    fn what_outboxes_send() {
+        let with = |at_s: u64, age_ms: u64, acknowledged_bytes: u64| {
+            let mut sample = sample(at_s, 0, 0);
+            let mut outbox = crate::outboxes::tests::sample("web1");
+            outbox.figures = outbox.figures.map(|was| pagoda_api::OutboxFigures { age_ms, acknowledged_bytes, ..was });
+            sample.vms[0].outbox = Some(outbox);
+            sample
+        };
+        let rate = |old: &Sample, new: &Sample| rows(Some(old), new)[0].outbox_sent_bytes_per_s;
+        assert_eq!(rate(&with(10, 500, 100), &with(12, 0, 350)), Some(100.0));
+        assert_eq!(rate(&with(10, 0, 100), &with(10, 0, 100)), None);
+        assert_eq!(rate(&with(10, 0, 100), &with(12, u64::MAX, 100)), None, "whatever it says");
+        assert_eq!(rate(&with(10, 0, 100), &with(12, 0, 1)), None, "it was started anew");
+        assert_eq!(rate(&sample(10, 0, 0), &with(12, 0, 1)), None);
     }
 
     #[test]

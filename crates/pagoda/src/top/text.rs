@@ -19,7 +19,7 @@ pub struct Column<R> {
 }
 
 /// esxtop's words where it has one.
-pub const COLUMNS: [Column<Row>; 18] = [
+static COLUMNS: [Column<Row>; 21] = [
     Column { name: "NAME", side: Side::Left, rank: 0, cell: |row| row.name.clone() },
     Column { name: "STATE", side: Side::Left, rank: 2, cell: |row| row.state.clone() },
     Column { name: "MEMSZ", side: Side::Right, rank: 1, cell: |row| format_size(row.memory_bytes) },
@@ -38,7 +38,18 @@ pub const COLUMNS: [Column<Row>; 18] = [
     Column { name: "FLT/s", side: Side::Right, rank: 7, cell: |row| whole(row.faults_per_s) },
     Column { name: "P50", side: Side::Right, rank: 14, cell: |row| micros(row.p50_us) },
     Column { name: "P99", side: Side::Right, rank: 6, cell: |row| micros(row.p99_us) },
+    Column { name: "OUTSZ", side: Side::Right, rank: 8, cell: |row| size(row.outbox_bytes) },
+    Column { name: "OUTUSE", side: Side::Right, rank: 4, cell: |row| size(row.outbox_used_bytes) },
+    Column { name: "TX/s", side: Side::Right, rank: 3, cell: |row| mib_per_s(row.outbox_sent_bytes_per_s) },
 ];
+/// The last of them are those of outboxes.
+const OUTBOX_COLUMNS: usize = 3;
+
+/// All columns that these rows have something for.
+pub fn columns(rows: &[Row]) -> &'static [Column<Row>] {
+    let has_outbox = rows.iter().any(|row| row.outbox_bytes.is_some());
+    if has_outbox { &COLUMNS } else { &COLUMNS[..COLUMNS.len() - OUTBOX_COLUMNS] }
+}
 
 /// The columns that fit, in their order: of too many, the least important go.
 pub fn columns_within<'a, R>(columns: &'a [Column<R>], width: usize, rows: &[R]) -> Vec<&'a Column<R>> {
@@ -122,7 +133,7 @@ pub fn cause_cells(cause: &Cause) -> Vec<String> {
 
 /// One sample, as wide as it comes; below it for each VM that has faults, their rates by cause.
 pub fn render(host: &HostPolicy, rows: &[Row]) -> String {
-    let mut text = format!("{}\n{}\n{}", host_line(host), totals_line(rows), render_table(&COLUMNS, rows));
+    let mut text = format!("{}\n{}\n{}", host_line(host), totals_line(rows), render_table(columns(rows), rows));
     for row in rows {
         let causes: Vec<String> = row
             .causes
@@ -197,17 +208,23 @@ mod tests {
         );
         assert_eq!(words(lines[4]), "new running 4G 1G 0 - - 0 0 - - 1.5G - - 1.5G - 3.0 12.5");
         assert_eq!(lines[5], "web1 FLT/s by cause: minor 100");
+        new.vms[1].outbox = Some(crate::outboxes::tests::sample("new"));
+        let text = render(&host(), &rows(Some(&old), &new));
+        let lines: Vec<String> = text.lines().map(words).collect();
+        assert!(lines[2].ends_with(" P99 OUTSZ OUTUSE TX/s"), "{text}");
+        assert!(lines[3].ends_with(" 12.5 - - -") && lines[4].ends_with(" 12.5 64M 48M -"), "{text}");
     }
 
     #[test]
     fn a_narrow_terminal_keeps_what_matters() {
         let rows = rows(None, &Sample { vms: vec![squeezed("web1")], ..Sample::default() });
         let check = |width: usize, expected: &str| {
-            let columns = columns_within(&COLUMNS, width, &rows);
+            let columns = columns_within(columns(&rows), width, &rows);
             let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
             assert_eq!(names.join(" "), expected, "{width}");
         };
-        check(200, &COLUMNS.map(|column| column.name).join(" "));
+        let all: Vec<&str> = columns(&rows).iter().map(|column| column.name).collect();
+        check(200, &all.join(" "));
         check(80, "NAME STATE MEMSZ GRANT ACTV TGT SWCUR SWR/s SWW/s P99");
         check(40, "NAME MEMSZ GRANT SWCUR");
         check(20, "NAME GRANT");

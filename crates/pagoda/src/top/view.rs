@@ -8,7 +8,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState};
 
 use super::model::Row;
-use super::text::{CAUSE_COLUMNS, COLUMNS, Column, SPACING, cause_cells, columns_within, host_line, totals_line};
+use super::text::{CAUSE_COLUMNS, Column, SPACING, cause_cells, columns, columns_within, host_line, totals_line};
 use crate::output::Side;
 
 /// Rows for the faults by cause: the heading, the columns' names and a dozen causes.
@@ -52,7 +52,7 @@ impl View {
         ])
         .areas(frame.area());
         frame.render_widget(Paragraph::new(self.summary()), head);
-        draw_rows(frame, vms, &COLUMNS, &self.rows, self.selected);
+        draw_rows(frame, vms, columns(&self.rows), &self.rows, self.selected);
         self.draw_causes(frame, causes);
         draw_foot(frame, foot, self.trouble.as_deref(), "q quit   up/down choose   SWR SWW MiB/s   P50 P99 us");
     }

@@ -249,8 +249,14 @@ fn restore(body: &str, dir: &std::path::Path, attach: &Arc<OwnedFd>) -> (&'stati
         "changed" => ("409 Conflict", r#"{"code":"refused","message":"disk0 has changed","hint":"--force"}"#.into()),
         "broken" => ("409 Conflict", r#"{"code":"given_up","message":"QEMU does not answer"}"#.into()),
         _ => {
-            let vm =
-                CreateVm { name, memory: vec![1 << 30], kind: VmKind::Qemu, spec: VmSpec::default(), launch: None };
+            let vm = CreateVm {
+                name,
+                memory: vec![1 << 30],
+                kind: VmKind::Qemu,
+                spec: VmSpec::default(),
+                launch: None,
+                outbox: None,
+            };
             let reply = created(&vm.name, dir);
             hand_over(vm, Arc::clone(attach));
             ("200 OK", reply)
@@ -267,7 +273,10 @@ fn clones(body: &str, dir: &std::path::Path, attach: &Arc<OwnedFd>) -> (&'static
     }
     let made = request.clones.iter().map(|clone| {
         let (name, spec) = (clone.name.clone(), VmSpec::default());
-        hand_over(CreateVm { name, memory: vec![1 << 30], kind: VmKind::Qemu, spec, launch: None }, Arc::clone(attach));
+        hand_over(
+            CreateVm { name, memory: vec![1 << 30], kind: VmKind::Qemu, spec, launch: None, outbox: None },
+            Arc::clone(attach),
+        );
         created(&clone.name, dir)
     });
     ("200 OK", format!("{{\"vms\":[{}]}}", made.collect::<Vec<_>>().join(",")))

@@ -56,6 +56,7 @@ fn it_becomes_the_qemu_of_its_user() {
             kind: VmKind::Qemu,
             spec: VmSpec::default(),
             launch: None,
+            outbox: None,
         };
         daemon.hand_over(vm);
         let output = start(&daemon, &document(&daemon, &WORDS, uid, gid).to_string());

@@ -119,8 +119,14 @@ fn the_routes_of_an_empty_daemon() {
     gone(client.cont("web1").unwrap_err().code());
     gone(client.patch("web1", &VmPatch { dram: Some(1 << 30), ..VmPatch::default() }).unwrap_err().code());
     gone(client.delete("web1").unwrap_err().code());
-    let bad =
-        CreateVm { name: "web1".into(), memory: vec![1], kind: VmKind::Plain, spec: VmSpec::default(), launch: None };
+    let bad = CreateVm {
+        name: "web1".into(),
+        memory: vec![1],
+        kind: VmKind::Plain,
+        spec: VmSpec::default(),
+        launch: None,
+        outbox: None,
+    };
     assert_eq!(client.create(&bad).unwrap_err().code(), Some(ErrorCode::BadRequest));
     assert!(client.metrics().unwrap().ends_with("# EOF\n"));
     daemon.stop();
@@ -206,6 +212,7 @@ fn a_launch_specification_names_its_caller() {
         kind: VmKind::Qemu,
         spec: VmSpec::default(),
         launch,
+        outbox: None,
     };
     let signed = |ids| Caller { peer: Peer::Member, ids }.sign(vm(Some(launch.clone()))).launch;
     assert_eq!(signed(Some((1000, 100))), Some(Launch { uid: 1000, gid: 100, ..launch.clone() }));
@@ -227,6 +234,7 @@ fn a_host_that_is_drained_takes_no_new_vms() {
         kind: VmKind::Plain,
         spec: VmSpec::default(),
         launch: None,
+        outbox: None,
     };
     let refused = client.create(&new).unwrap_err();
     assert!(refused.code() == Some(ErrorCode::Refused) && refused.to_string().contains("drain"), "{refused}");

@@ -1,8 +1,8 @@
 //! The metrics that are not counted by an engine: each row has what a scrape shows and where it comes from.
 
 use pagoda_api::{
-    AutosnapshotInfo, BalloonInfo, HostInfo, HostPolicy, HostSnapshots, RemotePool, RemoteServer, TierInfo, VmInfo,
-    VmPolicy, VmState,
+    AutosnapshotInfo, BalloonInfo, HostInfo, HostPolicy, HostSnapshots, OutboxFigures, OutboxInfo, RemotePool,
+    RemoteServer, TierInfo, VmInfo, VmPolicy, VmState,
 };
 use pagoda_core::stats::{MetricDef, MetricKind};
 
@@ -138,6 +138,47 @@ pub(super) const BALLOON: &[Row<BalloonInfo>] = &[
     },
 ];
 
+/// Of each VM with an outbox, with the prefix `pagoda_vm_outbox_`.
+pub(super) const OUTBOX: &[Row<OutboxInfo>] = &[
+    Row {
+        def: gauge("space_bytes", "bytes", "Space that the VM's outbox is to have."),
+        value: |outbox| Value::Count(outbox.space_bytes),
+    },
+    Row {
+        def: gauge(
+            "charged_bytes",
+            "bytes",
+            "What the pool keeps for the outbox: more than its space while it drains.",
+        ),
+        value: |outbox| Value::Count(outbox.charged_bytes),
+    },
+];
+
+/// Of each VM whose outbox answers, with the same prefix.
+pub(super) const OUTBOX_FIGURES: &[Row<OutboxFigures>] = &[
+    Row {
+        def: gauge("used_bytes", "bytes", "Memory that files have."),
+        value: |outbox| Value::Count(outbox.used_bytes),
+    },
+    Row {
+        def: counter("written_bytes", "bytes", "Bytes that the guest has written into the outbox."),
+        value: |outbox| Value::Count(outbox.written_bytes),
+    },
+    Row {
+        def: counter("acknowledged_bytes", "bytes", "Bytes that clients' TCP has acknowledged."),
+        value: |outbox| Value::Count(outbox.acknowledged_bytes),
+    },
+    Row {
+        def: counter("blocked_seconds", "seconds", "How long writes have waited for room, summed over writes."),
+        value: |outbox| Value::Real(outbox.blocked_ms as f64 / 1000.0),
+    },
+    Row { def: gauge("readers", "", "Clients that read now."), value: |outbox| Value::Count(outbox.readers) },
+    Row {
+        def: counter("refused_changes", "", "Changes of bytes that were sent already, which were refused."),
+        value: |outbox| Value::Count(outbox.refused_changes),
+    },
+];
+
 /// Of each VM, by the memory policy, with the prefix `pagoda_vm_`.
 pub(super) const POLICY: &[Row<VmPolicy>] = &[
     Row { def: gauge("min_bytes", "bytes", "DRAM guaranteed to the VM."), value: |vm| Value::Count(vm.min_bytes) },
@@ -204,7 +245,7 @@ pub(super) const HOST_POLICY: &[Row<HostPolicy>] = &[
         value: |host| Value::Count(host.pool_now_bytes),
     },
     Row {
-        def: gauge("pool_used_bytes", "bytes", "What VMs and templates of snapshots take of the pool."),
+        def: gauge("pool_used_bytes", "bytes", "What VMs, their outboxes and templates of snapshots take of the pool."),
         value: |host| Value::Count(host.used_bytes),
     },
     Row { def: gauge("pool_free_bytes", "bytes", "Free in the pool."), value: |host| Value::Count(host.free_bytes) },
@@ -239,6 +280,10 @@ pub(super) const HOST_POLICY: &[Row<HostPolicy>] = &[
     Row {
         def: gauge("template_bytes", "bytes", "DRAM of the templates of snapshots, which clones read."),
         value: |host| Value::Count(host.template_bytes),
+    },
+    Row {
+        def: gauge("outbox_bytes", "bytes", "What the pool keeps for outboxes, also of VMs that have ended."),
+        value: |host| Value::Count(host.outbox_bytes),
     },
 ];
 

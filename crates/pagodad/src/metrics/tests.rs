@@ -60,6 +60,28 @@ fn vm() -> VmInfo {
         autosnapshot: Some(pagoda_api::AutosnapshotInfo { next_in_s: 31, failures: 2, taken: 9, ..Default::default() }),
         loading: false,
         resumed_unix_us: None,
+        outbox: Some(outbox()),
+    }
+}
+
+fn outbox() -> pagoda_api::OutboxInfo {
+    let figures = pagoda_api::OutboxFigures {
+        used_bytes: 48 << 20,
+        written_bytes: 1 << 40,
+        acknowledged_bytes: 1 << 39,
+        readers: 3,
+        refused_changes: 4,
+        blocked_ms: 1250,
+        ..Default::default()
+    };
+    pagoda_api::OutboxInfo {
+        vm: "web1".into(),
+        state: pagoda_api::OutboxState::Serving,
+        problem: None,
+        space_bytes: 32 << 20,
+        charged_bytes: 48 << 20,
+        pid: Some(43),
+        figures: Some(figures),
     }
 }
 
@@ -109,6 +131,7 @@ fn created() -> VmInfo {
         tiers: Vec::new(),
         remote: None,
         autosnapshot: None,
+        outbox: None,
         name: "db.2".into(),
         state: VmState::Created,
         pinned: Some("vfio".into()),

@@ -204,8 +204,13 @@ mod tests {
         let qemu = SnapshotQemu { version: "10.0.2".into(), machine: "pc".into() };
         let what =
             SnapshotLaunch { launch, memory: vec![], spec: VmSpec::default(), qemu, shim: None, program_version: None };
-        let created =
-            CreatedVm { name: "a".into(), token: "t0ken".into(), attach_socket: "/a".into(), shim: "/s".into() };
+        let created = CreatedVm {
+            name: "a".into(),
+            token: "t0ken".into(),
+            attach_socket: "/a".into(),
+            shim: "/s".into(),
+            outbox_token: None,
+        };
         let refused = spawn(&program, &config, &created, &what).unwrap_err().to_string();
         assert!(refused.contains("accept = true"), "{refused}");
         config.moves = MovesConfig { accept: true, users: vec![uid], paths: vec![dir.clone()], ..config.moves };

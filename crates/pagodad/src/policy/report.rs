@@ -120,6 +120,7 @@ impl Governor {
             reserved_bytes: bytes(reserved.memory),
             swap_reserved_bytes: bytes(reserved.swap),
             template_bytes: bytes(state.rounds.policy.templates()),
+            outbox_bytes: bytes(state.rounds.policy.outboxes()),
             round_wait: state.waits.describe(),
             ..HostPolicy::default()
         };

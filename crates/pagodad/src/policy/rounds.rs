@@ -20,6 +20,7 @@ use super::governed::Governed;
 use super::round_wait::timed;
 use super::{host, settings, vmm_kind};
 use crate::balloon;
+use crate::outboxes::Charged;
 use crate::record::Record;
 use crate::registry::templates::Wanted;
 use crate::registry::{Registry, Vm};
@@ -62,7 +63,10 @@ pub fn make(registry: &Arc<Registry>) {
         }
     }
     let now_ms = registry.governor.now_ms();
-    let host = HostReport { now_ms, memory: state.memory, available_min: state.config.host_available_min, templates };
+    // Under the policy's lock, under which charges rise: nobody is promised meanwhile what an outbox was given.
+    let Charged { charged: outboxes, held: outboxes_held } = registry.outboxes.charged();
+    let (memory, available_min) = (state.memory, state.config.host_available_min);
+    let host = HostReport { now_ms, memory, available_min, templates, outboxes, outboxes_held };
     let before = state.rounds.last().map(|last| (last.plan.state, last.plan.stuck.is_some()));
     recording.begin(state.rounds.policy.host(), governor.seed);
     recording.before(&state.rounds.policy);

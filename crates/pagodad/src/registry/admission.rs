@@ -10,12 +10,13 @@ use pagoda_api::types::{
 };
 use pagoda_core::policy::mrc::Curve;
 use pagoda_core::policy::round::VmmKind;
-use pagoda_core::policy::{Change, SettingsError, SwapSpace, VmId};
+use pagoda_core::policy::{Change, Overhead, SettingsError, SwapSpace, VmId, VmSettings};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_pager::handle::Handle;
 
 use super::templates::Wanted;
 use super::{Registry, Vm, internal, no_such_vm};
+use crate::outboxes::Outbox;
 use crate::policy::{State, settings, vmm_kind};
 use crate::record::Record;
 
@@ -35,23 +36,53 @@ impl Registry {
     ///
     /// # Errors
     /// It cannot be kept: what is missing, and what to do.
-    pub(super) fn admit(&self, vms: &BTreeMap<String, Vm>, record: &Record) -> Result<VmId, ApiError> {
+    pub(super) fn admit(
+        &self,
+        vms: &BTreeMap<String, Vm>,
+        record: &Record,
+        outbox: Option<&Arc<Outbox>>,
+    ) -> Result<VmId, ApiError> {
         let swap = self.swap_space(vms)?;
         let mut policy = self.governor.lock();
         let memory = settings::memory_of(record);
         let vm = settings::vm_settings(&record.spec, memory, &policy.config).map_err(|e| settings::refusal(&e))?;
         let overhead = policy.rounds.expected_overhead(vmm_kind(record.kind), &vm);
         let id = policy.new_id();
-        let added = policy.rounds.policy.add(id, vm.clone(), overhead, &swap);
+        let added = self.add(&mut policy, (id, vm.clone(), overhead), outbox, &swap);
+        let refused = |error: SettingsError| {
+            let refusal = self.not_admitted(&error);
+            let Some(outbox) = outbox else { return refusal };
+            let message = format!("{} with an outbox of {}: {}", record.name, outbox.space(), refusal.message);
+            ApiError { message, ..refusal }
+        };
         if !matches!(added, Err(SettingsError::NotAdmitted(_))) {
-            return added.map(|()| id).map_err(|e| self.not_admitted(&e));
+            return added.map(|()| id).map_err(refused);
         }
         drop(policy);
         // What no VM uses is nobody's reason not to start.
         self.drop_templates(Wanted::Now);
         let mut policy = self.governor.lock();
-        policy.rounds.policy.add(id, vm, overhead, &swap).map_err(|e| self.not_admitted(&e))?;
+        self.add(&mut policy, (id, vm, overhead), outbox, &swap).map_err(refused)?;
         Ok(id)
+    }
+
+    /// Takes a VM and its outbox in, or neither.
+    fn add(
+        &self,
+        policy: &mut State,
+        (id, vm, overhead): (VmId, VmSettings, Overhead),
+        outbox: Option<&Arc<Outbox>>,
+        swap: &SwapSpace,
+    ) -> Result<(), SettingsError> {
+        let charged = self.count_outboxes_in(policy);
+        let own = outbox.map_or(PageCount::ZERO, |outbox| outbox.charged().charged);
+        policy.rounds.policy.set_outboxes(charged + own);
+        let added = policy.rounds.policy.add(id, vm, overhead, swap);
+        match outbox {
+            Some(outbox) if added.is_ok() => self.outboxes.insert(outbox),
+            _ => policy.rounds.policy.set_outboxes(charged),
+        }
+        added
     }
 
     /// That a VM could be kept in the place of another one, when that has ended.
@@ -97,7 +128,7 @@ impl Registry {
     }
 
     /// The swap disk as it is now. A file that cannot be looked at is taken to have nothing: then more has to be free.
-    fn swap_space(&self, vms: &BTreeMap<String, Vm>) -> Result<SwapSpace, ApiError> {
+    pub(super) fn swap_space(&self, vms: &BTreeMap<String, Vm>) -> Result<SwapSpace, ApiError> {
         let made = vms.values().map(|vm| (vm.record.name.clone(), vm.governed.id));
         let held = |(name, id): (String, VmId)| {
             let file = std::fs::metadata(self.swap_path(&name)).ok()?;
@@ -112,7 +143,7 @@ impl Registry {
     }
 
     /// A refusal of the policy. One for want of room says where swap is.
-    fn not_admitted(&self, error: &SettingsError) -> ApiError {
+    pub(super) fn not_admitted(&self, error: &SettingsError) -> ApiError {
         let mut refusal = settings::refusal(error);
         if let SettingsError::NotAdmitted(_) = error {
             let dir = self.config.swap_dir.display();

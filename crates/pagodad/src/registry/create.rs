@@ -7,12 +7,14 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context;
 use pagoda_abi::Token;
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, CreateVm, CreatedVm, ErrorCode, Launch, RemoteRequest, VmKind};
 use pagoda_core::policy::VmId;
+use pagoda_core::units::Bytes;
 use pagoda_move::note::Note;
 use pagoda_pager::tier::source::ArrivalFiles;
 use pagoda_sys::ram::RamFile;
@@ -22,6 +24,7 @@ use super::admission::configure_sampling;
 use super::{Registry, Vm, internal};
 use crate::disks::Restored;
 use crate::images::source::Source;
+use crate::outboxes::Outbox;
 use crate::qmp::Monitor;
 use crate::record::{Operation, Record, Remote};
 use crate::remote::NewTier;
@@ -35,6 +38,7 @@ struct Reservation<'a> {
     registry: &'a Registry,
     name: &'a str,
     id: VmId,
+    vm_token: Token,
 }
 
 impl Reservation<'_> {
@@ -53,6 +57,7 @@ impl Reservation<'_> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         self.registry.governor.lock().rounds.remove(self.id);
+        self.registry.forget_outbox(self.vm_token);
         self.registry.making.end(self.name);
     }
 }
@@ -66,6 +71,7 @@ pub struct NewVm<'a> {
     source: Option<Source>,
     /// Overlays for its disks.
     disks: Option<Restored>,
+    outbox: Option<Arc<Outbox>>,
 }
 
 impl NewVm<'_> {
@@ -92,7 +98,11 @@ impl NewVm<'_> {
         let (name, token) = (record.name.clone(), record.token);
         registry.wait_if_over(&name);
         registry.check_disks_free(&name, record.launch.as_ref(), None)?;
-        let reservation = registry.reserve(&name, &record)?;
+        let outbox = self.outbox.take();
+        let reservation = registry.reserve(&name, &record, outbox.as_ref())?;
+        if let Some(outbox) = &outbox {
+            registry.outboxes.make(outbox).map_err(|e| internal("make the VM's outbox", in_full(e.as_ref())))?;
+        }
         let vm = registry.make(record, self.source.take(), self.disks.take(), reservation.id)?;
         // Before anybody can end the VM.
         if let Some(tier) = self.tier.take() {
@@ -104,6 +114,7 @@ impl NewVm<'_> {
             token: token.to_hex(),
             attach_socket: registry.config.attach_socket.clone(),
             shim: registry.config.shim.clone(),
+            outbox_token: outbox.map(|outbox| outbox.token.to_hex()),
         })
     }
 }
@@ -186,7 +197,9 @@ impl Registry {
             return Err(ApiError::new(ErrorCode::Unsupported, "this daemon shares no pages", Some(hint)));
         }
         let token = Token(random::bytes().map_err(|e| internal("make a token", e))?);
-        let CreateVm { name, memory, kind, spec, launch } = request;
+        let CreateVm { name, memory, kind, spec, launch, outbox } = request;
+        let outbox = outbox.map(|bytes| self.outboxes.plan(&name, token, Bytes(bytes)));
+        let outbox = outbox.transpose().map_err(|e| internal("make the VM's outbox", in_full(e.as_ref())))?;
         // Without the lock: etcd may be asked.
         let dirs = remote::Dirs::of(&self.config);
         let tier = spec.remote.map(|remote| remote::new_tier(&dirs, &name, &memory, remote)).transpose()?;
@@ -198,7 +211,7 @@ impl Registry {
             reads: source.as_ref().map(Source::id),
             ..Record::new(&name, token, kind, &memory, spec)
         };
-        Ok(NewVm { registry: self, record, tier, source, disks: None })
+        Ok(NewVm { registry: self, record, tier, source, disks: None, outbox })
     }
 
     fn check_free(&self, vms: &BTreeMap<String, Vm>, name: &str) -> Result<(), ApiError> {
@@ -235,15 +248,23 @@ impl Registry {
     }
 
     /// Takes the name, and what the VM needs of the policy.
-    fn reserve<'a>(&'a self, name: &'a str, record: &Record) -> Result<Reservation<'a>, ApiError> {
+    fn reserve<'a>(
+        &'a self,
+        name: &'a str,
+        record: &Record,
+        outbox: Option<&Arc<Outbox>>,
+    ) -> Result<Reservation<'a>, ApiError> {
         let vms = self.lock();
         self.check_free(&vms, name)?;
         if vms.len() + self.making.count() >= VMS_MAX {
             return Err(ApiError::new(ErrorCode::NoRoom, format!("this daemon has {VMS_MAX} VMs already"), None));
         }
-        let id = self.admit(&vms, record)?;
+        if outbox.is_some() && self.outboxes.is_full() {
+            return Err(ApiError::new(ErrorCode::NoRoom, "this daemon has as many outboxes as it can", None));
+        }
+        let id = self.admit(&vms, record, outbox)?;
         self.making.begin(name, id);
-        Ok(Reservation { registry: self, name, id })
+        Ok(Reservation { registry: self, name, id, vm_token: record.token })
     }
 
     fn make(&self, record: Record, source: Option<Source>, disks: Option<Restored>, id: VmId) -> Result<Vm, ApiError> {

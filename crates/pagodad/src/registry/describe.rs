@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pagoda_api::types::{
-    ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, Latency, RemoteInfo, TierInfo, VmInfo, VmState,
+    ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, Latency, OutboxInfo, OutboxState, RemoteInfo,
+    TierInfo, VmInfo, VmState,
 };
 use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric, Stats};
 use pagoda_core::units::{Bytes, PAGE_SIZE};
@@ -89,6 +90,7 @@ impl Registry {
             autosnapshot: vm.record.spec.autosnapshot.map(|_| self.timetables.info(vm.governed.id, Instant::now())),
             loading: vm.record.operation.is_some_and(|of| of.kind == OperationKind::Restore),
             resumed_unix_us: vm.resumed_unix_us,
+            outbox: self.outbox_of(vm.record.token),
         }
     }
 
@@ -110,6 +112,9 @@ impl Registry {
         };
         line("dram", Bytes(vm.dram_limit_bytes).to_string(), cap);
         line("resident", Bytes(vm.resident_bytes).to_string(), "pages in DRAM now");
+        if let Some(outbox) = &vm.outbox {
+            line("outbox", Bytes(outbox.charged_bytes).to_string(), &outbox_reason(outbox));
+        }
         line("swapped", Bytes(vm.swapped_bytes).to_string(), "pages whose content is only in its swap file");
         if vm.policy.shared_bytes > 0 {
             let part = vm.counters.get("shared_part_pages").copied().unwrap_or(0) * PAGE_SIZE;
@@ -230,9 +235,27 @@ impl Registry {
         problems.extend(self.timetables.problems());
         problems.extend(self.governor.problems(self.lock().values()));
         problems.extend(self.promises_problem());
+        problems.extend(self.outbox_problems());
         problems.extend(self.parts.problems());
         problems.extend(cgroup_problem());
         Health { ok: problems.is_empty(), problems }
+    }
+}
+
+/// Why an outbox costs what it does.
+fn outbox_reason(outbox: &OutboxInfo) -> String {
+    let what = "kept of the pool beside the VM's memory, for files that its guest writes and the host sends";
+    match (outbox.state, outbox.figures) {
+        (OutboxState::Ended, _) => "its process has ended, and what was in it is gone".to_owned(),
+        (_, Some(figures)) if outbox.is_draining() => format!(
+            "{what}; its space is {}, and it holds {}: no new bytes until drained",
+            Bytes(outbox.space_bytes),
+            Bytes(figures.used_bytes)
+        ),
+        (_, Some(figures)) => {
+            format!("{what}; {} of it used; `pagoda outbox set` changes it", Bytes(figures.used_bytes))
+        }
+        (_, None) => format!("{what}; how much of it is used is not known"),
     }
 }
 

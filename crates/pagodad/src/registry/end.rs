@@ -166,6 +166,7 @@ impl Registry {
         remove_files(compressed.into_iter().flatten());
         remove_files(ArrivalFiles::beside(&self.swap_path(name)).paths().map(Path::to_owned));
         self.moves.forget(name);
+        self.forget_outbox(record.token);
         let dirs = Dirs::of(&self.config);
         if record.disks.is_empty() {
             // Its record is a pending release from now on.

@@ -133,3 +133,70 @@ fn the_reaper_waits_for_no_disk() {
         assert!(why.contains("has not answered"), "{why}");
     });
 }
+
+/// Its space is refused with the VM, before anything is made, and is nobody else's once it was admitted.
+#[test]
+fn an_outbox_is_admitted_with_its_vm_and_charged() {
+    in_dir("outbox", |dir| {
+        std::fs::create_dir_all(crate::outboxes::dir(dir)).unwrap();
+        let registry = registry(dir);
+        let record = |name: &str, number: u8| {
+            Record::new(name, Token([number; 16]), VmKind::Qemu, &[64 << 20], VmSpec::default())
+        };
+        let plan = |record: &Record, gib: u64| {
+            registry.outboxes.plan(&record.name, record.token, Bytes::from_gib(gib)).unwrap()
+        };
+        let outbox_bytes = || registry.governor.describe_host().outbox_bytes;
+        let admit = |record: &Record, gib: u64| registry.admit(&registry.lock(), record, Some(&plan(record, gib)));
+        let refused = admit(&record("web1", 1), 8).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::NoRoom);
+        assert!(
+            refused.message.contains("web1 with an outbox of 8 GiB") && refused.message.contains("outboxes 8 GiB"),
+            "{refused:?}"
+        );
+        assert_eq!((outbox_bytes(), registry.outboxes.all().len()), (0, 0));
+        admit(&record("web1", 1), 5).unwrap();
+        assert_eq!(outbox_bytes(), 5 << 30);
+        assert!(admit(&record("web2", 2), 5).is_err(), "it is another's");
+        assert_eq!(outbox_bytes(), 5 << 30);
+        // A VM without one is charged beside it.
+        let large =
+            VmSpec { policy: pagoda_api::PolicySettings { min: 4 << 30, ..Default::default() }, ..VmSpec::default() };
+        let large = Record::new("web3", Token([3; 16]), VmKind::Qemu, &[4 << 30], large);
+        assert!(registry.admit(&registry.lock(), &large, None).unwrap_err().message.contains("outboxes 5 GiB"));
+        // Its VM is given up before its process came.
+        registry.forget_outbox(Token([1; 16]));
+        assert_eq!(outbox_bytes(), 0);
+        registry.admit(&registry.lock(), &large, None).unwrap();
+    });
+}
+
+/// A name means the VM that runs by it, and the last that did if none does.
+#[test]
+fn an_outbox_of_an_earlier_vm_is_not_taken_for_that_of_a_later_one() {
+    in_dir("outbox-names", |dir| {
+        std::fs::create_dir_all(crate::outboxes::dir(dir)).unwrap();
+        let registry = registry(dir);
+        let own = std::process::id();
+        let start = pagoda_sys::process::start_time(own).unwrap();
+        let make = |number: u8, start: u64| {
+            let space = Bytes::from_mib(u64::from(number));
+            let outbox = registry.outboxes.plan("web1", Token([number; 16]), space).unwrap();
+            registry.outboxes.insert(&outbox);
+            registry.outboxes.make(&outbox).unwrap();
+            registry.outboxes.take(&outbox, own, start).unwrap();
+        };
+        let shown = || registry.get_outbox("web1").map(|outbox| outbox.space_bytes >> 20);
+        assert_eq!(shown().unwrap_err().code, ErrorCode::NoSuchVm);
+        make(2, start);
+        make(1, start - 1);
+        assert_eq!(shown().unwrap(), 2);
+        let refused = registry.set_outbox("web1", 4 << 20).unwrap_err();
+        assert!(refused.code == ErrorCode::NoSuchVm && refused.message.contains("does not run"), "{refused:?}");
+        registry.find_again(Record::new("web1", Token([3; 16]), VmKind::Qemu, &[64 << 20], VmSpec::default()));
+        assert_eq!(shown().unwrap_err().code, ErrorCode::NoSuchOutbox);
+        assert_eq!(registry.set_outbox("web1", 4 << 20).unwrap_err().code, ErrorCode::NoSuchOutbox);
+        make(3, start);
+        assert_eq!((shown().unwrap(), registry.list_outboxes().outboxes.len()), (3, 3));
+    });
+}

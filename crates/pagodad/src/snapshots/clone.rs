@@ -72,7 +72,7 @@ fn vm_of(manifest: &Manifest, request: &CloneRequest, clone: &NewClone) -> Creat
     launch.words.clone_from(&clone.words);
     // Its snapshots by a timetable would be its source's.
     let spec = VmSpec { dram: request.dram.or(spec.dram), autosnapshot: None, ..spec };
-    CreateVm { name: clone.name.clone(), memory: regions, kind: VmKind::Qemu, spec, launch: Some(launch) }
+    CreateVm { name: clone.name.clone(), memory: regions, kind: VmKind::Qemu, spec, launch: Some(launch), outbox: None }
 }
 
 /// No two VMs write to one disk, and none to a layer.

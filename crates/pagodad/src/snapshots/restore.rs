@@ -171,7 +171,14 @@ fn check_unmoved(manifest: &Manifest, running: &Record, request: &RestoreRequest
 fn vm_of(manifest: &Manifest, request: &RestoreRequest) -> CreateVm {
     let Manifest { launch, regions, spec, .. } = manifest.clone();
     let spec = VmSpec { dram: request.dram.or(spec.dram), ..spec };
-    CreateVm { name: request.vm_name().to_owned(), memory: regions, kind: VmKind::Qemu, spec, launch: Some(launch) }
+    CreateVm {
+        name: request.vm_name().to_owned(),
+        memory: regions,
+        kind: VmKind::Qemu,
+        spec,
+        launch: Some(launch),
+        outbox: None,
+    }
 }
 
 /// Ends the VM that runs, and makes one of the source with what its user has set.

@@ -174,6 +174,7 @@ fn a_token_is_needed_to_attach() -> Result<()> {
             kind: VmKind::Plain,
             spec: VmSpec::default(),
             launch: None,
+            outbox: None,
         };
         let created = daemon.client().create(&vm)?;
         let mut forged = created.clone();

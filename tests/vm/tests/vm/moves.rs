@@ -230,6 +230,7 @@ fn what_is_refused_changes_nothing() -> Result<()> {
             kind: VmKind::Plain,
             spec: VmSpec::default(),
             launch: None,
+            outbox: None,
         };
         other.daemon.client().create(&same_name)?;
         refused("the name is taken", REFUSED, "web1")?;

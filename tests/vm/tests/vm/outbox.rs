@@ -9,8 +9,11 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use pagoda_api::{OutboxInfo, OutboxList, OutboxState};
+use rustix::process::{Pid, Signal, kill_process};
 use vm_tests::control::Control;
-use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, Qemu, wait};
+use vm_tests::daemon::DaemonOptions;
+use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, MIB, Qemu, wait};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// The guest's input: more than the space holds, and nothing that gzip makes smaller.
@@ -18,6 +21,21 @@ const INPUT_MIB: u64 = 24;
 /// What curl calls the status of a server that does not listen.
 const NO_REPLY: u32 = 0;
 const INPUT: &str = "/tmp/input";
+
+/// DRAM for the VM and its outbox.
+const POOL: &str = "1G";
+/// Exit statuses (`pagoda --help`).
+const NOT_FOUND: i32 = 4;
+const NO_ROOM: i32 = 5;
+
+/// A daemon with so much DRAM for VMs.
+fn pool_of(lab: &Lab, pool: &str) -> Result<DaemonOptions> {
+    let path = lab.dir().join("pagoda.toml");
+    fs::write(&path, format!("[policy]\npool = \"{pool}\"\n")).context("write the configuration")?;
+    let mut options = DaemonOptions::new(Folios::Small);
+    options.more = vec!["--config".into(), path.to_string_lossy().into_owned()];
+    Ok(options)
+}
 
 /// A guest with an outbox, and a way for clients to it.
 struct Site {
@@ -34,7 +52,7 @@ impl Site {
         fs::set_permissions(&token, fs::Permissions::from_mode(0o600))?;
         // Free until it is used in a moment: nothing else on this machine asks for a port by number.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
-        let daemon = lab.daemon(Folios::Small)?;
+        let daemon = lab.daemon_with(pool_of(lab, POOL)?)?;
         let mut options = GuestOptions::new("web1", "").memory("-m 512M").dram("96M").client().control().qemu(qemu);
         options.run_options =
             ["--outbox", space, "--outbox-listen", &address, "--outbox-wait", &wait_seconds.to_string()]
@@ -108,6 +126,26 @@ fn df(control: &mut Control) -> Result<Vec<u64>> {
     Ok(line.split_whitespace().skip(1).take(3).map(|word| word.parse().unwrap_or(u64::MAX)).collect())
 }
 
+/// What `pagoda outbox` says.
+fn outbox(daemon: &Daemon, arguments: &[&str]) -> Result<OutboxInfo> {
+    let said = daemon.run_cli(&[&["--json", "outbox"][..], arguments].concat())?;
+    ensure!(said.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&said.stderr));
+    Ok(serde_json::from_slice(&said.stdout)?)
+}
+
+/// That a command fails with this status and says this.
+fn refused(daemon: &Daemon, arguments: &[&str], status: i32, part: &str) -> Result<()> {
+    let said = daemon.run_cli(arguments)?;
+    let text = String::from_utf8_lossy(&said.stderr);
+    ensure!(said.status.code() == Some(status) && text.contains(part), "{arguments:?}: {}: {text}", said.status);
+    Ok(())
+}
+
+/// Waits until the daemon has heard what is wanted of the outbox.
+fn wait_outbox(daemon: &Daemon, what: &str, wanted: impl Fn(&OutboxInfo) -> bool) -> Result<OutboxInfo> {
+    wait::until(what, wait::HANG, || Ok(Some(daemon.client().outbox("web1")?).filter(&wanted)))
+}
+
 /// gzip's output is far larger than the space, and arrives while it is written.
 fn streams(qemu: Qemu) -> Result<()> {
     Lab::run("outbox-streams", 1, |lab| {
@@ -148,13 +186,24 @@ fn streams(qemu: Qemu) -> Result<()> {
         ensure!(control.sh("> /mnt/d/part").is_err(), "it was truncated");
         ensure!(site.get("d/part", &[])?.1 == whole, "it has changed");
 
-        // What nobody has fetched is there after the guest's end, and then the process ends.
+        // What nobody has fetched is there after the guest's end, and so is its charge; then the process ends, and nothing is left.
         control.sh("echo last words > /mnt/last")?;
         control.send("poweroff")?;
         guest.finish()?;
         daemon.wait_gone("web1")?;
+        wait_outbox(&daemon, "an outbox that lingers", |outbox| {
+            (outbox.state, outbox.charged_bytes) == (OutboxState::Lingering, 8 * MIB)
+        })?;
+        ensure!(outbox(&daemon, &["show", "web1"])?.space_bytes == 8 * MIB, "show says something else");
+        refused(&daemon, &["outbox", "set", "web1", "--space", "2M"], NOT_FOUND, "web1 does not run")?;
         ensure!(site.get("last", &[])? == (200, b"last words\n".to_vec()), "what was published is gone");
-        wait::until("the end of the outbox", wait::HANG, || Ok((site.get("last", &[])?.0 == NO_REPLY).then_some(())))
+        wait::until("the end of the outbox", wait::HANG, || Ok((site.get("last", &[])?.0 == NO_REPLY).then_some(())))?;
+        wait::until("the end of its charge", wait::HANG, || {
+            let (host, list) = (daemon.client().host()?.policy.outbox_bytes, daemon.client().outboxes()?.outboxes);
+            Ok((host == 0 && list.is_empty()).then_some(()))
+        })?;
+        let dir = daemon.state_dir().join("outboxes");
+        wait::until("the end of its files", wait::HANG, || Ok((fs::read_dir(&dir)?.count() == 0).then_some(())))
     })
 }
 
@@ -224,4 +273,117 @@ fn cursors_and_a_full_space() -> Result<()> {
         guest.finish()?;
         daemon.wait_gone("web1")
     })
+}
+
+/// The space has another size as soon as somebody says so, and what it holds is fetched whole whatever the size, and
+/// whatever happens to the daemon. An outbox that is killed costs nothing any more, and its VM goes on.
+fn resized(qemu: Qemu) -> Result<()> {
+    Lab::run("outbox-space", 1, |lab| {
+        let (site, daemon, guest, mut control) = Site::start(lab, qemu, "8M", 60)?;
+        let set = |size: &str| outbox(&daemon, &["set", "web1", "--space", size]);
+        let charged = || Ok::<_, anyhow::Error>(daemon.client().host()?.policy.outbox_bytes);
+        let dir = lab.dir().to_owned();
+        let arrived = |name: &str, status: u32, expected: &str| {
+            let digest = digest_of("cat", &dir.join("reply"))?;
+            ensure!(status == 200 && digest == expected, "{name}: status {status}, {digest} and not {expected}");
+            Ok(())
+        };
+
+        set("24M")?;
+        ensure!(df(&mut control)? == [24 << 10, 0, 24 << 10], "the guest's df does not follow");
+        ensure!(charged()? == 24 * MIB, "its growth is not charged");
+        refuses_what_the_pool_has_not(&daemon)?;
+        ensure!(df(&mut control)?[0] == 24 << 10 && charged()? == 24 * MIB, "a refusal has changed something");
+
+        // The daemon is killed while one client is in the midst of a file, and another has not begun.
+        control.sh(&format!("dd if=/dev/urandom of={INPUT} bs=1M count=16 2>/dev/null"))?;
+        control.sh(&format!(
+            "dd if={INPUT} of=/mnt/a bs=1M 2>/dev/null && dd if={INPUT} of=/mnt/b bs=1M skip=12 count=2 2>/dev/null"
+        ))?;
+        let (whole, part) = (guest_digest(&mut control, INPUT)?, guest_digest(&mut control, "/mnt/b")?);
+        let before = wait_outbox(&daemon, "what is written", |outbox| {
+            outbox.figures.is_some_and(|figures| figures.written_bytes == 18 * MIB && figures.used_bytes == 18 * MIB)
+        })?;
+        let slow = dir.join("slow");
+        let mut client = site.curl("a", &["--fail", "--limit-rate", "4M"]).arg("--output").arg(&slow).spawn()?;
+        wait::until("its first bytes", wait::HANG, || {
+            Ok(fs::metadata(&slow).is_ok_and(|stat| stat.len() > 0).then_some(()))
+        })?;
+        daemon.kill9()?;
+        ensure!(client.try_wait()?.is_none(), "the client was done before the daemon was killed");
+        arrived("b without a daemon", site.get("b", &[])?.0, &part)?;
+        ensure!(client.wait()?.success() && digest_of("cat", &slow)? == whole, "a did not arrive without a daemon");
+        daemon.start_again()?;
+        let after = wait_outbox(&daemon, "an answer to the next daemon", |outbox| outbox.figures.is_some())?;
+        ensure!(
+            (after.state, after.space_bytes, after.charged_bytes, after.pid)
+                == (before.state, before.space_bytes, before.charged_bytes, before.pid),
+            "{before:#?}\n{after:#?}"
+        );
+        ensure!(charged()? == 24 * MIB, "the next daemon charges something else");
+
+        // Smaller than what nobody has fetched: nothing new is written until that is fetched, and nothing is lost.
+        control.sh(&format!("rm /mnt/a /mnt/b; dd if={INPUT} of=/mnt/c bs=1M count=12 2>/dev/null"))?;
+        let expected = guest_digest(&mut control, "/mnt/c")?;
+        let drains = set("4M")?;
+        ensure!(drains.is_draining() && drains.space_bytes == 4 * MIB, "{drains:#?}");
+        ensure!(df(&mut control)?[0] == 4 << 10 && df(&mut control)?[2] == 0, "the guest's df does not follow");
+        ensure!(charged()? >= 12 * MIB, "the pool has back what the outbox still holds");
+        let written = drains.figures.context("no figures")?.written_bytes;
+        control.sh(&format!("(dd if={INPUT} of=/mnt/d bs=1M count=2; echo status $?) > /tmp/dd 2>&1 &"))?;
+        let waits = wait_outbox(&daemon, "a write that waits", |outbox| {
+            outbox.figures.is_some_and(|figures| figures.waiting_writes > 0)
+        })?;
+        ensure!(waits.figures.is_some_and(|figures| figures.written_bytes == written), "new bytes: {waits:#?}");
+        arrived("c", site.get("c", &[])?.0, &expected)?;
+        wait_outbox(&daemon, "the size that was set", |outbox| {
+            !outbox.is_draining() && outbox.charged_bytes == 4 * MIB
+        })?;
+        wait::until("the write that waited", wait::HANG, || {
+            Ok(control.sh("cat /tmp/dd")?.contains("status 0").then_some(()))
+        })?;
+        let expected = control.sh(&format!("dd if={INPUT} bs=1M count=2 2>/dev/null | sha256sum"))?;
+        arrived("d", site.get("d", &[])?.0, expected.split(' ').next().unwrap_or_default())?;
+        ensure!(charged()? == 4 * MIB, "its charge is not its space");
+
+        // Its process is killed. Nobody can mount it again, and the VM's memory is paged in as before.
+        let pid = after.pid.and_then(|pid| Pid::from_raw(pid.cast_signed())).context("no process")?;
+        kill_process(pid, Signal::KILL).context("kill the outbox")?;
+        wait::until("the end of its charge", wait::HANG, || Ok((charged()? == 0).then_some(())))?;
+        let list: OutboxList = serde_json::from_slice(&daemon.run_cli(&["--json", "outbox", "ls"])?.stdout)?;
+        let [ended] = &list.outboxes[..] else { anyhow::bail!("{list:#?}") };
+        ensure!((ended.state, ended.charged_bytes, ended.pid) == (OutboxState::Ended, 0, None), "{ended:#?}");
+        refused(&daemon, &["outbox", "set", "web1", "--space", "8M"], 1, "has ended")?;
+        let resident = daemon.vm("web1")?.resident_bytes;
+        control.sh("dd if=/dev/urandom of=/tmp/more bs=1M count=48 2>/dev/null")?;
+        let more = guest_digest(&mut control, "/tmp/more")?;
+        ensure!(daemon.vm("web1")?.resident_bytes > resident, "no page came since");
+        ensure!(guest_digest(&mut control, "/tmp/more")? == more && guest_digest(&mut control, INPUT)? == whole);
+        guest.kill9()?;
+        daemon.wait_gone("web1")?;
+        wait::until("the end of what is known of it", wait::HANG, || {
+            Ok(daemon.client().outboxes()?.outboxes.is_empty().then_some(()))
+        })
+    })
+}
+
+/// More than the pool has is refused, by the name of the VM, before that starts and while it runs.
+fn refuses_what_the_pool_has_not(daemon: &Daemon) -> Result<()> {
+    refused(daemon, &["outbox", "set", "web1", "--space", "4G"], NO_ROOM, "no 4 GiB for the outbox of web1")?;
+    refused(daemon, &["outbox", "set", "web2", "--space", "4M"], NOT_FOUND, "web2")?;
+    let run = ["run", "--name", "web2", "--outbox", "2G", "--", "qemu-system-x86_64", "-m", "64M", "-accel", "tcg"];
+    refused(daemon, &run, NO_ROOM, "web2 with an outbox of 2 GiB")?;
+    let (vms, outboxes) = (daemon.client().vms()?.vms.len(), daemon.client().outboxes()?.outboxes.len());
+    ensure!((vms, outboxes) == (1, 1), "{vms} VMs and {outboxes} outboxes are there");
+    Ok(())
+}
+
+#[test]
+fn its_space_is_set_while_it_serves() -> Result<()> {
+    resized(Qemu::System)
+}
+
+#[test]
+fn its_space_is_set_while_it_serves_qemu_10() -> Result<()> {
+    resized(Qemu::Ten)
 }

@@ -194,6 +194,7 @@ fn who_cannot_be_kept_is_refused_by_name() -> Result<()> {
                 kind: VmKind::Plain,
                 spec: VmSpec { policy, ..VmSpec::default() },
                 launch: None,
+                outbox: None,
             })
         };
         let admit = |min| client.admit(&AdmitRequest { memory_bytes: 512 * MIB, dram: None, min });

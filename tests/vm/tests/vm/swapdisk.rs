@@ -193,6 +193,7 @@ fn a_vm_that_takes_long_to_make_holds_nobody_up() -> Result<()> {
             kind: VmKind::Plain,
             spec: VmSpec { reserve_swap: true, ..VmSpec::default() },
             launch: None,
+            outbox: None,
         };
         let reserved = || Ok::<_, anyhow::Error>(client.host()?.policy.reserved_bytes);
         std::thread::scope(|scope| {

@@ -12,7 +12,14 @@ const ID: VmId = VmId(1);
 fn host(now_s: u64, available_mib: u64) -> HostReport {
     let memory =
         HostMemory { total: Bytes::from_mib(16 << 10), available: Bytes::from_mib(available_mib), stalled: None };
-    HostReport { now_ms: now_s * 1000, memory, available_min: None, templates: PageCount::ZERO }
+    HostReport {
+        now_ms: now_s * 1000,
+        memory,
+        available_min: None,
+        templates: PageCount::ZERO,
+        outboxes: PageCount::ZERO,
+        outboxes_held: PageCount::ZERO,
+    }
 }
 
 fn rounds(pool_mib: u64, vms: &[(VmId, VmSettings)]) -> Rounds {
@@ -275,4 +282,42 @@ fn templates_are_charged_and_take_nothing_from_vms() {
     rounds.policy.set_templates(PageCount::ZERO);
     assert!(promised(&rounds, 400));
     assert!(!rounds.has_room_for_template(mib(800)), "what a VM was promised is not there for templates");
+}
+
+/// What outboxes may take is charged whole, used or not, and is nobody else's. What they have not taken yet is the host's still.
+#[test]
+fn outboxes_are_charged_and_take_nothing_that_is_promised() {
+    let settings = VmSettings { min: mib(256), ..VmSettings::new(mib(512)) };
+    let mut rounds = rounds(1024, &[(ID, settings)]);
+    let vm = report(ID, 512, armed(300));
+    rounds.make(&host(1, 8 << 10), &[vm]);
+    let before = rounds.last().unwrap().clone();
+    let with = |held: u64| HostReport { outboxes: mib(400), outboxes_held: mib(held), ..host(2, 8 << 10) };
+    rounds.make(&with(0), &[vm]);
+    let last = rounds.last().unwrap();
+    assert_eq!((last.plan.free, last.host.used), (before.plan.free - mib(400), before.host.used + mib(400)));
+    assert_eq!(last.plan.budget, before.plan.budget - mib(400), "it is not divided");
+    assert_eq!(last.pool.room, before.pool.room - mib(400), "they may take it");
+    rounds.make(&with(400), &[vm]);
+    assert_eq!(rounds.last().unwrap().pool.room, before.pool.room, "they have taken it");
+
+    let swap = SwapSpace::empty(PageCount(1 << 40));
+    let check = |rounds: &Rounds, mib_of_all: u64, expected: &str| {
+        let said = rounds.policy.admission(&Change::Outboxes(mib(mib_of_all)), &swap).verdict();
+        let said = said.err().map_or(String::new(), |refused| refused.to_string());
+        assert!(if expected.is_empty() { said.is_empty() } else { said.contains(expected) }, "{mib_of_all}: {said}");
+    };
+    check(&rounds, 500, "");
+    check(&rounds, 900, "outboxes 900 MiB");
+    rounds.policy.set_outboxes(mib(950));
+    check(&rounds, 900, "");
+    check(&rounds, 951, "let the outbox have less");
+    let asked = VmSettings { min: mib(64), ..VmSettings::new(mib(512)) };
+    assert!(!rounds.policy.admission(&Change::Add(&asked, Overhead::default()), &swap).is_admitted());
+    rounds.policy.set_outboxes(PageCount(u64::MAX));
+    rounds.policy.set_templates(PageCount(u64::MAX));
+    assert!(
+        !rounds.policy.admission(&Change::Add(&asked, Overhead::default()), &swap).is_admitted(),
+        "no sum overflows"
+    );
 }

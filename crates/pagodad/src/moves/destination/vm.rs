@@ -84,6 +84,7 @@ impl Wanted {
             kind: VmKind::Qemu,
             spec: spec.clone(),
             launch: Some(launch.clone()),
+            outbox: None,
         };
         let said = |error: ApiError| anyhow!("{}", error.message);
         let (created, pages) = registry.create_arriving(request, self.operation(), remote.clone()).map_err(said)?;

@@ -74,6 +74,7 @@ fn a_host_is_drained_to_two_others() -> Result<()> {
             kind: VmKind::Plain,
             spec: VmSpec::default(),
             launch: None,
+            outbox: None,
         };
         let made = hosts.one.daemon.client().create(&new);
         ensure!(made.as_ref().is_err_and(|error| error.to_string().contains("drained")), "{made:?}");

@@ -1,0 +1,152 @@
+//! Outboxes: what the host keeps for the files that guests write for others.
+
+use serde::{Deserialize, Serialize};
+
+/// A space below this holds less than one write of the guest's kernel, which is at most 1 MiB.
+pub const OUTBOX_SPACE_BYTES_MIN: u64 = 1 << 20;
+/// More than any host has, and little enough that no sum overflows.
+pub const OUTBOX_SPACE_BYTES_MAX: u64 = 1 << 46;
+
+/// That an outbox can have this space.
+///
+/// # Errors
+/// A sentence that says what is wrong and what would be right.
+pub fn check_outbox_space(bytes: u64) -> Result<(), String> {
+    match bytes {
+        ..OUTBOX_SPACE_BYTES_MIN => Err("an outbox has at least 1M".into()),
+        OUTBOX_SPACE_BYTES_MIN..=OUTBOX_SPACE_BYTES_MAX => Ok(()),
+        _ => Err("an outbox has at most 64T".into()),
+    }
+}
+
+/// Where an outbox is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutboxState {
+    /// Its VM is made, and its process has not come yet.
+    Starting,
+    /// Its process answers.
+    Serving,
+    /// Its process runs and does not answer, or says what cannot be: nothing is known of it. It may serve all the same.
+    Silent,
+    /// Its VM has ended, and files wait to be fetched.
+    Lingering,
+    /// Its process has ended, and its VM runs. What was in it is gone, and the guest's file system fails.
+    Ended,
+    /// Of a newer daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+impl OutboxState {
+    /// One word for tables.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Serving => "serving",
+            Self::Silent => "silent",
+            Self::Lingering => "lingering",
+            Self::Ended => "ended",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// An outbox as the daemon knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutboxInfo {
+    pub vm: String,
+    pub state: OutboxState,
+    /// What is wrong with it, if anything is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// What it is to have.
+    pub space_bytes: u64,
+    /// What the pool keeps for it: more than its space while it still holds more. Nothing once its process has ended.
+    pub charged_bytes: u64,
+    #[serde(default)]
+    pub pid: Option<u32>,
+    /// What its process says; nothing while that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub figures: Option<OutboxFigures>,
+}
+
+impl OutboxInfo {
+    /// It holds more than its space: nothing new is written until enough was delivered.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.figures.is_some_and(|figures| figures.used_bytes > self.space_bytes)
+    }
+}
+
+/// What the process of an outbox says. Counts begin with the process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OutboxFigures {
+    /// How old these figures are.
+    pub age_ms: u64,
+    /// The space that it keeps to.
+    pub space_bytes: u64,
+    pub used_bytes: u64,
+    /// Of these, what was delivered and goes when there is need.
+    pub delivered_bytes_kept: u64,
+    /// What the guest can write without waiting.
+    pub available_bytes: u64,
+    /// Files and directories.
+    pub files: u64,
+    /// Clients that read now.
+    pub readers: u64,
+    /// Writes that wait for room now.
+    pub waiting_writes: u64,
+    pub written_bytes: u64,
+    /// What clients' TCP has acknowledged.
+    pub acknowledged_bytes: u64,
+    /// Changes of bytes that were sent already.
+    pub refused_changes: u64,
+    /// How long writes have waited for room, summed over writes.
+    pub blocked_ms: u64,
+}
+
+/// `GET /v1/outboxes`, by VM.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutboxList {
+    pub outboxes: Vec<OutboxInfo>,
+}
+
+/// `PATCH /v1/outboxes/NAME`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutboxPatch {
+    pub space_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        let check = |bytes: u64, part: &str| {
+            let said = check_outbox_space(bytes).err().unwrap_or_default();
+            assert!(if part.is_empty() { said.is_empty() } else { said.contains(part) }, "{bytes}: {said}");
+        };
+        check(0, "at least 1M");
+        check(OUTBOX_SPACE_BYTES_MIN - 1, "at least 1M");
+        check(OUTBOX_SPACE_BYTES_MIN, "");
+        check(OUTBOX_SPACE_BYTES_MAX, "");
+        check(OUTBOX_SPACE_BYTES_MAX + 1, "at most 64T");
+        check(u64::MAX, "at most 64T");
+    }
+
+    #[test]
+    fn on_the_wire() {
+        let newer = r#"{"vm":"a","state":"dreaming","space_bytes":1,"charged_bytes":2,"newer":0}"#;
+        let info: OutboxInfo = serde_json::from_str(newer).unwrap();
+        assert_eq!((info.state, info.pid, info.figures), (OutboxState::Unknown, None, None));
+        let figures = Some(OutboxFigures { used_bytes: 2, ..OutboxFigures::default() });
+        assert!(OutboxInfo { figures, ..info.clone() }.is_draining() && !info.is_draining());
+        assert_eq!(serde_json::to_string(&OutboxState::Lingering).unwrap(), "\"lingering\"");
+        assert!(serde_json::from_str::<OutboxPatch>(r#"{"space_bytes":1,"max":2}"#).is_err());
+    }
+}
