@@ -58,14 +58,17 @@
 //! Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after it
 //! (see [`crate::shared`]).
 
+mod outbox;
+mod text;
+
+pub use self::outbox::OutboxFigures;
+pub use self::text::{REFUSED_TEXT_MAX, Text};
 use crate::{ABI_VERSION, REGIONS_MAX, Token, UFFDS_MAX};
 
 /// Largest packet either side sends; a longer one is refused unread.
 pub const PACKET_MAX: usize = 4096;
 /// Ranges in one Zap or Collapse: a packet's worth, and more than one page-out batch needs.
 pub const RANGES_MAX: usize = 128;
-/// Longest text in Refused, in bytes.
-pub const REFUSED_TEXT_MAX: usize = 1024;
 /// File descriptors in one packet.
 pub const FDS_MAX: usize = REGIONS_MAX + UFFDS_MAX + 4;
 
@@ -165,31 +168,6 @@ pub struct Shard {
     pub len: u64,
 }
 
-/// What the process of an outbox says of it. A guest may have taken that process over: the reader checks what it relies on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OutboxFigures {
-    /// Bytes that it keeps to.
-    pub space: u64,
-    /// Bytes of pages that files have, or that are being given back.
-    pub used: u64,
-    /// Of these, what was delivered and goes when there is need.
-    pub disposable: u64,
-    /// Files and directories.
-    pub files: u64,
-    /// Clients that read now.
-    pub readers: u64,
-    /// Writes that wait for room now.
-    pub waiting: u64,
-    /// Bytes that the guest has written, since the process began; so the rest.
-    pub written: u64,
-    /// Bytes that clients' TCP has acknowledged.
-    pub acknowledged: u64,
-    /// Changes below a send cursor.
-    pub refused: u64,
-    /// Microseconds that writes have waited for room, summed over writes.
-    pub blocked_us: u64,
-}
-
 /// A range of the VMM's address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
@@ -236,52 +214,6 @@ pub enum Packet {
     Look { seq: u64 },
     SetSpace { seq: u64, bytes: u64 },
     Figures { seq: u64, figures: OutboxFigures },
-}
-
-impl OutboxFigures {
-    const WORDS: usize = 10;
-
-    fn to_words(self) -> [u64; Self::WORDS] {
-        let OutboxFigures { space, used, disposable, files, readers, waiting, .. } = self;
-        let OutboxFigures { written, acknowledged, refused, blocked_us, .. } = self;
-        [space, used, disposable, files, readers, waiting, written, acknowledged, refused, blocked_us]
-    }
-
-    const fn of_words(words: [u64; Self::WORDS]) -> OutboxFigures {
-        let [space, used, disposable, files, readers, waiting, written, acknowledged, refused, blocked_us] = words;
-        OutboxFigures { space, used, disposable, files, readers, waiting, written, acknowledged, refused, blocked_us }
-    }
-}
-
-/// The text of a refusal, capped at [`REFUSED_TEXT_MAX`] bytes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Text {
-    bytes: [u8; REFUSED_TEXT_MAX],
-    len: usize,
-}
-
-impl Text {
-    /// Takes as much of `text` as fits, whole characters only.
-    pub fn new(text: &str) -> Text {
-        let mut len = text.len().min(REFUSED_TEXT_MAX);
-        while !text.is_char_boundary(len) {
-            len -= 1;
-        }
-        let mut bytes = [0; REFUSED_TEXT_MAX];
-        bytes[..len].copy_from_slice(&text.as_bytes()[..len]);
-        Text { bytes, len }
-    }
-
-    /// The text; empty when a peer sent something that is not UTF-8.
-    pub fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
-    }
-}
-
-impl std::fmt::Debug for Text {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}", self.as_str())
-    }
 }
 
 /// Why a packet could not be read.
@@ -342,6 +274,15 @@ impl Encoded {
         self.put(&value.to_le_bytes());
     }
 
+    fn words<const N: usize>(&mut self, words: [u64; N]) {
+        words.into_iter().for_each(|word| self.u64(word));
+    }
+
+    fn figures(&mut self, seq: u64, figures: OutboxFigures) {
+        self.u64(seq);
+        self.words(figures.to_words());
+    }
+
     fn ranges(&mut self, seq: u64, ranges: &Ranges) {
         self.u64(seq);
         self.u32(ranges.len as u32);
@@ -368,6 +309,21 @@ impl Reader<'_> {
 
     fn u64(&mut self) -> Result<u64, DecodeError> {
         self.take().map(u64::from_le_bytes)
+    }
+
+    fn words<const N: usize>(&mut self) -> Result<[u64; N], DecodeError> {
+        let mut words = [0; N];
+        for word in &mut words {
+            *word = self.u64()?;
+        }
+        Ok(words)
+    }
+
+    /// A number, then a part of a region.
+    fn part(&mut self) -> Result<(u64, u32, u64, u64), DecodeError> {
+        let (number, region) = (self.u64()?, self.u32()?);
+        self.u32()?;
+        Ok((number, region, self.u64()?, self.u64()?))
     }
 
     fn count(&mut self, max: usize) -> Result<usize, DecodeError> {
@@ -465,8 +421,8 @@ impl Packet {
             }
             Packet::Welcome { flags } => out.u32(*flags),
             Packet::Refused { text } => {
-                out.u32(text.len as u32);
-                out.put(&text.bytes[..text.len]);
+                out.u32(text.as_str().len() as u32);
+                out.put(text.as_str().as_bytes());
             }
             Packet::Zap { seq, ranges }
             | Packet::Collapse { seq, ranges }
@@ -485,14 +441,8 @@ impl Packet {
             Packet::Clock { seq } | Packet::Clocked { seq } | Packet::Discarded { seq } | Packet::Look { seq } => {
                 out.u64(*seq);
             }
-            Packet::SetSpace { seq, bytes } => {
-                out.u64(*seq);
-                out.u64(*bytes);
-            }
-            Packet::Figures { seq, figures } => {
-                out.u64(*seq);
-                figures.to_words().into_iter().for_each(|word| out.u64(word));
-            }
+            Packet::SetSpace { seq, bytes } => out.words([*seq, *bytes]),
+            Packet::Figures { seq, figures } => out.figures(*seq, *figures),
             Packet::Foreign { reason } => out.u32(reason.to_u32()),
             Packet::Folios { large } => out.u32(u32::from(*large)),
             Packet::Gate { seq, open } | Packet::Gated { seq, open } => {
@@ -585,9 +535,8 @@ impl Packet {
             14 => Packet::Foreign { reason: ForeignReason::from_u32(r.u32()?).ok_or(DecodeError::Value)? },
             15 => Packet::Calls { token: r.token()? },
             16 => {
-                let (seq, region) = (r.u64()?, r.u32()?);
-                r.u32()?;
-                Packet::Discard { seq, region, offset: r.u64()?, len: r.u64()? }
+                let (seq, region, offset, len) = r.part()?;
+                Packet::Discard { seq, region, offset, len }
             }
             17 => Packet::Discarded { seq: r.u64()? },
             18 => Packet::Folios { large: r.u32()? != 0 },
@@ -603,22 +552,14 @@ impl Packet {
             22 => Packet::Gate { seq: r.u64()?, open: r.u32()? != 0 },
             23 => Packet::Gated { seq: r.u64()?, open: r.u32()? != 0 },
             24 => {
-                let (order, region) = (r.u64()?, r.u32()?);
-                r.u32()?;
-                Packet::Own { order, region, offset: r.u64()?, len: r.u64()? }
+                let (order, region, offset, len) = r.part()?;
+                Packet::Own { order, region, offset, len }
             }
             25 => Packet::Owned { order: r.u64()?, errno: r.u32()? },
             26 => Packet::Outbox { token: r.token()? },
             27 => Packet::Look { seq: r.u64()? },
             28 => Packet::SetSpace { seq: r.u64()?, bytes: r.u64()? },
-            29 => {
-                let seq = r.u64()?;
-                let mut words = [0; OutboxFigures::WORDS];
-                for word in &mut words {
-                    *word = r.u64()?;
-                }
-                Packet::Figures { seq, figures: OutboxFigures::of_words(words) }
-            }
+            29 => Packet::Figures { seq: r.u64()?, figures: OutboxFigures::of_words(r.words()?) },
             _ => return Err(DecodeError::Value),
         })
     }

@@ -11,10 +11,11 @@ pub fn run(client: &Client, command: &Outboxes, format: Format) -> Result<()> {
     let outbox = match command {
         Outboxes::Ls => {
             let list = client.outboxes()?;
-            return Ok(match format {
+            match format {
                 Format::Json => print_json(&list)?,
                 Format::Text => table(&list.outboxes).print()?,
-            });
+            }
+            return Ok(());
         }
         Outboxes::Show { vm } => client.outbox(vm)?,
         Outboxes::Set(options) => client.set_outbox(&options.vm, options.space)?,

@@ -18,7 +18,6 @@ mod tests;
 pub mod watch;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -33,22 +32,12 @@ use pagoda_core::units::{Bytes, PageCount};
 use pagoda_sys::socket::Listener;
 
 use self::line::Line;
-use self::record::Record;
+use self::record::{OutboxId, Record, record_path};
 
 /// Outboxes of one host: each has a process.
 const OUTBOXES_MAX: usize = 2048;
 /// How long a process may take until it answers for the first time.
 const START_MAX: Duration = Duration::from_secs(20);
-
-/// Number of an outbox, which no other has had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct OutboxId(u64);
-
-impl fmt::Display for OutboxId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
 
 /// The process of an outbox.
 #[derive(Debug)]
@@ -511,10 +500,6 @@ impl Outboxes {
 /// Where outboxes' records and sockets are: for the daemon's user alone.
 pub fn dir(state_dir: &Path) -> PathBuf {
     state_dir.join("outboxes")
-}
-
-fn record_path(dir: &Path, id: OutboxId) -> PathBuf {
-    dir.join(format!("{id}.{}", record::EXTENSION))
 }
 
 fn socket_path(dir: &Path, id: OutboxId) -> PathBuf {

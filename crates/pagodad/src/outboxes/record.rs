@@ -3,6 +3,7 @@
 //! It has two secrets, so it is its owner's alone, and no error shows it. What is not whole, not known to this version or
 //! contradicts itself is refused, and the file is left alone.
 
+use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,6 @@ use pagoda_api::types::{check_outbox_space, check_vm_name};
 use pagoda_image::checked_text::{seal, unseal};
 use serde::{Deserialize, Serialize};
 
-use super::OutboxId;
 use crate::record::store::write_whole;
 
 /// Files of records end so.
@@ -22,6 +22,16 @@ const PART: &str = "part";
 const FIRST_LINE: &str = "pagoda-outbox 1";
 /// A name has at most 255 bytes of a file's name, and all else is bounded.
 const RECORD_BYTES_MAX: u64 = 4096;
+
+/// Number of an outbox, which no other has had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OutboxId(pub u64);
+
+impl fmt::Display for OutboxId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -71,6 +81,11 @@ impl Record {
     }
 }
 
+/// Where the record of an outbox is.
+pub fn record_path(dir: &Path, id: OutboxId) -> PathBuf {
+    dir.join(format!("{id}.{}", EXTENSION))
+}
+
 /// Every record, or why it cannot be used. What was not written to its end is removed.
 pub fn list(dir: &Path) -> std::io::Result<Vec<(PathBuf, OutboxId, Result<Record>)>> {
     let mut records = Vec::new();
@@ -83,7 +98,7 @@ pub fn list(dir: &Path) -> std::io::Result<Vec<(PathBuf, OutboxId, Result<Record
             }
         } else if has(EXTENSION) {
             let id = path.file_stem().and_then(|stem| u64::from_str_radix(stem.to_str()?, 16).ok()).map(OutboxId);
-            let is_its_place = id.is_some_and(|id| super::record_path(dir, id) == path);
+            let is_its_place = id.is_some_and(|id| record_path(dir, id) == path);
             let record =
                 if is_its_place { Record::read(&path) } else { Err(anyhow!("it is not named as a record is")) };
             records.push((path, id.unwrap_or(OutboxId(0)), record));

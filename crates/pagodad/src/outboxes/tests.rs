@@ -239,7 +239,7 @@ fn the_next_daemon_knows_them_by_their_records() {
         assert_eq!((load(true).len(), record.exists()), (0, true));
         let next = Outboxes::new(dir);
         next.load(|_| true).unwrap();
-        assert_eq!(next.unreadable(), [record.clone()]);
+        assert_eq!(next.unreadable(), std::slice::from_ref(&record));
         std::fs::write(&record, &text).unwrap();
         std::fs::rename(&record, record.with_file_name("web1.outbox")).unwrap();
         assert_eq!(load(true), []);
