@@ -148,7 +148,6 @@ pub fn serve(
     }
     let record = registry.find_by_id(vm.id, |vm| vm.record.clone()).context("its QEMU has ended")?;
     handover::set_pages(&record, handed_over)?;
-    tracing::debug!("pause: its pages are in order");
     vm.handle.arrived(found).map_err(|why| anyhow!(why)).context("serve its pages")?;
     if missing.is_empty() {
         return Ok(None);

@@ -8,7 +8,8 @@
 //! What is sent first, and first after a round's end, only fills buffers: it says nothing of the link.
 //!
 //! Of the two codecs zstd makes less of pages and takes several times as long as LZ4. So it is used while the thread waits for the link
-//! anyway, and LZ4 otherwise. A stream begins with zstd: on a fast link that costs some 30 ms.
+//! anyway, and LZ4 otherwise. A stream begins with zstd, and learns on its first few MiB
+//! whether there is time for it.
 
 use std::time::Duration;
 
