@@ -197,7 +197,7 @@ fn manifest(id: ImageId, parent: Option<ImageId>, state: State, pages: u64) -> M
         regions: vec![pages * PAGE_SIZE],
         spec: VmSpec::default(),
         launch: Launch::default(),
-        qemu: Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into() },
+        qemu: Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into(), cpu: None },
         state,
         pause_us: None,
         running: true,

@@ -19,6 +19,7 @@
 mod adopt;
 mod chain;
 pub mod checked_text;
+pub mod cpu;
 mod damage;
 mod diff;
 mod disk;

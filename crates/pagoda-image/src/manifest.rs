@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::checked_text::{find_lost, seal, unseal};
+use crate::cpu::Cpu;
 use crate::damage::{Damage, ImageFile};
 use crate::id::ImageId;
 use crate::limits::{IMAGE_PAGES_MAX, MANIFEST_MAX, STATE_BYTES_MAX, WHY_MAX};
@@ -106,7 +107,7 @@ pub enum Import {
     Accepted,
 }
 
-/// What loads the state again: this version of QEMU or a newer one, with this machine.
+/// What loads the state again: this version of QEMU or a newer one, with this machine, and with at least these CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Qemu {
@@ -114,6 +115,9 @@ pub struct Qemu {
     pub version: String,
     /// Its type with the version: `pc-q35-10.0`.
     pub machine: String,
+    /// Absent if QEMU does not say, or was not asked, as by earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<Cpu>,
 }
 
 /// The file `state`.
@@ -290,6 +294,9 @@ impl Manifest {
         let is_uuid_char = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f' | b'-');
         if self.boot_id.len() != 36 || !self.boot_id.bytes().all(is_uuid_char) {
             return Err("boot_id".to_owned());
+        }
+        if !self.qemu.cpu.as_ref().is_none_or(Cpu::is_sane) {
+            return Err("qemu.cpu".to_owned());
         }
         if (self.stage == Stage::Lost) != self.why.is_some() {
             return Err("a reason for a loss, and no loss, or the other way round".to_owned());

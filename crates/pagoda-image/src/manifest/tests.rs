@@ -20,7 +20,7 @@ fn manifest() -> Manifest {
             words: vec!["-m".into(), "6M".into()],
             ..Launch::default()
         },
-        qemu: Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into() },
+        qemu: Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into(), cpu: None },
         state: State { bytes: 4096, xxh3: 0x1234 },
         pause_us: None,
         running: true,

@@ -38,7 +38,7 @@ fn manifest(id: ImageId, parent: Option<ImageId>, state: State) -> Manifest {
             gid: 1000,
             unstartable: Vec::new(),
         },
-        qemu: Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into() },
+        qemu: Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into(), cpu: None },
         state,
         pause_us: None,
         running: true,

@@ -64,7 +64,7 @@ pub fn manifest(id: u128, vm: &str, name: &str) -> Manifest {
             gid: 100,
             unstartable: Vec::new(),
         },
-        qemu: Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into() },
+        qemu: Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into(), cpu: None },
         state: pagoda_image::State { bytes: 0, xxh3: 0 },
         pause_us: None,
         running: true,

@@ -5,6 +5,7 @@
 use anyhow::{Result, ensure};
 use pagoda_api::types::{Launch, VmSpec};
 use pagoda_image::Qemu;
+use pagoda_image::cpu::Cpu;
 use pagoda_move::wire::limits::SPECIFICATION_MAX;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -52,6 +53,8 @@ impl Specification {
         let value: Value = serde_json::from_str(text)?;
         let again = serde_json::to_value(&specification)?;
         ensure!(again == value, "it has a setting that this version does not know");
+        let is_sane = specification.qemu.cpu.as_ref().is_none_or(Cpu::is_sane);
+        ensure!(is_sane, "what it says of its CPU makes no sense");
         Ok(specification)
     }
 }
@@ -64,7 +67,7 @@ mod tests {
         let words = vec!["-append".to_owned(), "a\nb\u{7f}\u{85}é".to_owned()];
         let launch = Launch { program: "/q".into(), words, cwd: "/".into(), uid: 1, gid: 2, unstartable: vec![] };
         let spec = VmSpec { dram: Some(1 << 30), ..VmSpec::default() };
-        let qemu = Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into() };
+        let qemu = Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into(), cpu: None };
         Specification { launch, spec, memory: vec![1 << 31], qemu, running: true, remote: None }
     }
 

@@ -24,7 +24,7 @@ pub mod tests;
 mod undo;
 
 pub use capability::{disks_are_taken, leave_disks_alone};
-pub use check::{check, machine};
+pub use check::{check, check_same, machine};
 pub use gate::Gate;
 pub use load::load;
 pub use paused::{PauseKind, is_paused, pause_of};

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow};
 use pagoda_abi::Token;
 use pagoda_api::in_full;
 use pagoda_image::{Manifest, Qemu};
@@ -90,7 +90,5 @@ fn load_through(
 /// Whoever started QEMU may have another one than its user thinks. It would refuse the state as well, in words of its own.
 fn check_qemu(manifest: &Manifest, found: &Qemu) -> Result<()> {
     describe::qemu(&manifest.qemu).check_loaded_by(&found.version).map_err(|why| anyhow!(why))?;
-    let (machine, needed) = (&found.machine, &manifest.qemu.machine);
-    ensure!(machine == needed, "this QEMU has the machine {machine}, and its state is of {needed}");
-    Ok(())
+    state::check_same(&manifest.qemu, found)
 }

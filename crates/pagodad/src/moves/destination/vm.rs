@@ -106,9 +106,7 @@ impl Wanted {
             if let Some((id, handle, qmp)) = found {
                 let before = run_state(&qmp)?;
                 ensure!(before == RunState::InMigrate, "its QEMU is {before}, and does not wait for its state");
-                let machine = state::machine(&qmp)?.machine;
-                let needed = &self.specification.qemu.machine;
-                ensure!(machine == *needed, "its QEMU has the machine {machine}, and its state is of {needed}");
+                state::check_same(&self.specification.qemu, &state::machine(&qmp)?)?;
                 state::leave_disks_alone(&qmp, true).context("have it leave its disks alone until it runs")?;
                 return Ok(Arriving { id, store, handle, qmp });
             }

@@ -86,6 +86,10 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
     if let Some(reason) = handle.status().pinned.clone().or_else(|| record.spec.pinned.clone()) {
         return Err(refuse(format!("its memory is written by others, unseen: {reason}"), None));
     }
+    if let Some(group) = &record.spec.share_group {
+        let hint = "end it, and start it without --share-group, for a VM that is to move";
+        return Err(refuse(format!("it shares pages with the VMs of the group {group}"), Some(hint)));
+    }
     if let Some(split) = request.split {
         check_tier(record, split).map_err(|(why, hint)| refuse(why, Some(hint)))?;
     }

@@ -1,8 +1,9 @@
 //! Whether QEMU can give its state without RAM, as far as it knows itself. Nothing is changed.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use pagoda_api::in_full;
 use pagoda_image::Qemu;
+use pagoda_image::cpu::{Cpu, Word};
 use serde_json::{Value, json};
 
 use super::capability::{EVENTS, LATE_ACTIVATION, all_on};
@@ -11,6 +12,9 @@ use crate::qmp::{MigrationStatus, Monitor};
 
 /// What QEMU's names of types end with.
 const MACHINE_SUFFIX: &str = "-machine";
+
+/// So many features that are missing are named.
+const FEATURES_NAMED: usize = 8;
 
 /// One reason why not, if it is one.
 type Look = fn(&Monitor) -> Result<Option<String>>;
@@ -105,5 +109,55 @@ pub fn machine(monitor: &Monitor) -> Result<Qemu> {
     let kind = monitor.execute_with("qom-get", json!({ "path": "/machine", "property": "type" }))?;
     let kind = kind.as_str().context("the machine's type")?;
     let machine = kind.strip_suffix(MACHINE_SUFFIX).with_context(|| format!("{kind:?} is no machine's type"))?;
-    Ok(Qemu { version, machine: machine.to_owned() })
+    Ok(Qemu { version, machine: machine.to_owned(), cpu: cpu(monitor)? })
+}
+
+/// What the guest sees of its first CPU. `None`: not known of this architecture.
+fn cpu(monitor: &Monitor) -> Result<Option<Cpu>> {
+    let cpus = monitor.execute("query-cpus-fast")?;
+    let first = cpus.get(0).context("the machine has no CPU")?;
+    if first.get("target").and_then(Value::as_str) != Some("x86_64") {
+        return Ok(None);
+    }
+    let path = first.get("qom-path").and_then(Value::as_str).context("the CPU's path")?;
+    let get = |property| monitor.execute_with("qom-get", json!({ "path": path, "property": property }));
+    let vendor = get("vendor")?.as_str().context("the CPU's vendor")?.to_owned();
+    let features = get("feature-words")?;
+    let features = features.as_array().context("the CPU's features")?.iter().map(word).collect::<Option<Vec<_>>>();
+    let features =
+        features.context("a word of the CPU's features")?.into_iter().filter(|(_, bits)| *bits != 0).collect();
+    let cpu = Cpu { vendor, features };
+    ensure!(cpu.is_sane(), "what QEMU says of its CPU makes no sense");
+    Ok(Some(cpu))
+}
+
+fn word(value: &Value) -> Option<(Word, u32)> {
+    let number = |name| value.get(name)?.as_u64()?.try_into().ok();
+    let subleaf = match value.get("cpuid-input-ecx") {
+        None => None,
+        Some(_) => Some(number("cpuid-input-ecx")?),
+    };
+    let register = value.get("cpuid-register")?.as_str()?;
+    Some((Word::new(number("cpuid-input-eax")?, subleaf, register), number("features")?))
+}
+
+/// That a QEMU can go on with the state of this other one.
+///
+/// # Errors
+/// What it lacks, and what to do about it.
+pub fn check_same(needed: &Qemu, found: &Qemu) -> Result<()> {
+    let (machine, other) = (&found.machine, &needed.machine);
+    ensure!(machine == other, "this QEMU has the machine {machine}, and its state is of {other}");
+    let Some(seen) = &needed.cpu else { return Ok(()) };
+    let here = found.cpu.as_ref().context("this QEMU does not say what its CPU has")?;
+    let missing = seen.missing_on(here);
+    let (named, more) = (&missing[..missing.len().min(FEATURES_NAMED)], missing.len().saturating_sub(FEATURES_NAMED));
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    ensure!(
+        missing.is_empty(),
+        "the CPU that this host's QEMU gives the guest lacks {}{more}, which the guest has seen: start the VM anew with a CPU model \
+         that both hosts have (-cpu MODEL)",
+        named.join(", "),
+    );
+    Ok(())
 }

@@ -13,7 +13,7 @@ use rustix::event::PollFlags;
 
 use crate::qmp::Monitor;
 use crate::qmp::poll::wait_until;
-use crate::qmp::state::{Gate, RunState, Saved, check, load, machine, resume, run_state, save};
+use crate::qmp::state::{Gate, RunState, Saved, check, check_same, load, machine, resume, run_state, save};
 use crate::qmp::tests::Dir;
 
 /// Longer than anything here takes on a busy machine.
@@ -104,6 +104,7 @@ fn saved_and_loaded(program: &Path) -> Result<()> {
     check(&source.monitor).map_err(anyhow::Error::msg)?;
     let qemu = machine(&source.monitor)?;
     ensure!(qemu.machine.starts_with("pc-q35-") && qemu.version.split('.').count() == 3, "{qemu:?}");
+    ensure!(qemu.cpu.as_ref().is_some_and(|cpu| !cpu.features.is_empty()), "{qemu:?}");
     while source.next_count()? < 2 {}
 
     // What goes wrong costs nothing.
@@ -145,9 +146,27 @@ fn saved_and_loaded(program: &Path) -> Result<()> {
     Ok(())
 }
 
+/// What a guest has seen of its CPU is there in a QEMU that goes on with it, or is missed by name.
+fn cpus_compared(program: &Path) -> Result<()> {
+    let dir = Dir::new();
+    let cpu = |name, model: &str| -> Result<_> {
+        machine(&Qemu::start(program, &dir.0, name, &["-smp", "2", "-cpu", model])?.monitor)
+    };
+    let rich = cpu("rich", "qemu64,+avx2,+rdrand,+xsave")?;
+    let poor = cpu("poor", "qemu64")?;
+    check_same(&rich, &rich)?;
+    check_same(&poor, &rich).context("more than it has seen")?;
+    let why = check_same(&rich, &poor).err().context("it would miss them")?.to_string();
+    ensure!(["avx2", "rdrand", "xsave"].iter().all(|name| why.contains(name)), "{why}");
+    let intel = cpu("intel", "qemu64,vendor=GenuineIntel")?;
+    ensure!(check_same(&poor, &intel).is_err_and(|why| why.to_string().contains("AuthenticAMD")), "another vendor");
+    Ok(())
+}
+
 fn of(program: PathBuf) -> Result<()> {
     ensure!(program.is_file(), "{} is missing: run scripts/install-deps.sh test", program.display());
-    saved_and_loaded(&program)
+    saved_and_loaded(&program)?;
+    cpus_compared(&program)
 }
 
 #[test]
