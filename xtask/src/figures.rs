@@ -1,9 +1,7 @@
 //! Fills figures into documents: a chosen few into the README, and into `docs/figures.md` every one that has a bar and every
-//! one where the peer is better. From `bench/results/*.json`, from nowhere else, and only what the code of today was measured
-//! with.
+//! one where the peer is better. From `bench/results/*.json`, from nowhere else. Each stands with its commit, and what was measured with
+//! other code than today's says so: it may have become better or worse since.
 
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
@@ -29,6 +27,8 @@ const README_ROWS: [(&str, &str); 10] = [
     ("share", "processor time a page reclaimed"),
     ("far", "quicksort of 512 MiB in half the DRAM, far tier pool: private swap on the disk"),
 ];
+/// Digits of a commit in the README.
+const COMMIT_SHOWN: usize = 7;
 const README: &str = "README.md";
 const ALL: &str = "docs/figures.md";
 
@@ -44,12 +44,12 @@ pub fn main() -> Result<bool> {
         let filled = fill(&text, &table).with_context(|| format!("{document} has no place for figures"))?;
         fs::write(&path, filled).with_context(|| format!("write {document}"))?;
     }
-    for Report { bench, commit, .. } in &results.stale {
+    for Report { bench, commit, .. } in &results.earlier {
         eprintln!(
-            "figures: {bench} is left out: its code has changed since {commit}; `cargo xtask bench {bench}` measures it"
+            "figures: {bench} was measured with earlier code, at {commit}; `cargo xtask bench {bench}` measures it again"
         );
     }
-    Ok(results.stale.is_empty() && results.today.iter().all(Report::holds))
+    Ok(results.earlier.is_empty() && results.all().all(Report::holds))
 }
 
 /// Complains where figures are not those of the code of today.
@@ -60,7 +60,7 @@ pub fn check() -> Result<Vec<String>> {
     let mut complaints = Vec::new();
     let results = Results::look()?;
     for (bench, beginning) in README_ROWS {
-        if find(&results.today, bench, beginning).or(find(&results.stale, bench, beginning)).is_none() {
+        if results.find(bench, beginning).is_none() {
             complaints.push(format!("figures.rs: README is to have a row that no result has: {bench}: {beginning}"));
         }
     }
@@ -76,54 +76,61 @@ pub fn check() -> Result<Vec<String>> {
 /// The results, by whether the code that they measured is today's.
 struct Results {
     today: Vec<Report>,
-    stale: Vec<Report>,
+    earlier: Vec<Report>,
 }
+
+/// What stands beside a result that was measured with other code than today's.
+const EARLIER: &str = "earlier code";
 
 impl Results {
     fn look() -> Result<Results> {
         let crates = Crates::look()?;
-        let (mut today, mut stale) = (Vec::new(), Vec::new());
+        let (mut today, mut earlier) = (Vec::new(), Vec::new());
         for report in read(&repository().join("bench/results"))? {
             let is_today = code_of(&report.bench, &crates)?.is_some_and(|code| code == report.code);
-            if is_today { today.push(report) } else { stale.push(report) }
+            if is_today { today.push(report) } else { earlier.push(report) }
         }
-        Ok(Results { today, stale })
+        Ok(Results { today, earlier })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Report> {
+        self.today.iter().chain(&self.earlier)
+    }
+
+    fn is_earlier(&self, bench: &str) -> bool {
+        self.earlier.iter().any(|report| report.bench == bench)
+    }
+
+    /// The first figure of a bench whose name begins so, and the commit that it stands for.
+    fn find(&self, bench: &str, beginning: &str) -> Option<(&Figure, &str)> {
+        let report = self.all().find(|report| report.bench == bench)?;
+        let figure = report.figures.iter().find(|figure| figure.name.starts_with(beginning))?;
+        Some((figure, &report.commit))
     }
 
     /// Each document with what it is to have between its marks.
     fn tables(&self) -> [(&'static str, String); 2] {
-        let chosen: BTreeSet<&str> = README_ROWS.iter().map(|(bench, _)| *bench).collect();
-        let of_readme = |bench: &str| chosen.contains(bench);
-        [
-            (README, readme_table(&self.today) + &self.left_out(of_readme)),
-            (ALL, table(&self.today) + &self.left_out(|_| true)),
-        ]
+        [(README, self.readme_table()), (ALL, self.table())]
     }
 
-    fn left_out(&self, counts: impl Fn(&str) -> bool) -> String {
-        let names: Vec<&str> =
-            self.stale.iter().map(|report| report.bench.as_str()).filter(|name| counts(name)).collect();
-        match names.is_empty() {
-            true => String::new(),
-            false => {
-                format!("Left out, because their code has changed since they were measured: {}.\n\n", names.join(", "))
-            }
-        }
+    /// All of them, by name.
+    fn table(&self) -> String {
+        let mut all: Vec<&Report> = self.all().collect();
+        all.sort_by(|one, other| one.bench.cmp(&other.bench));
+        all.iter().map(|report| table_of(report, self.is_earlier(&report.bench))).collect::<String>() + "\n"
     }
-}
 
-/// The chosen rows, as far as they were measured with the code of today.
-fn readme_table(today: &[Report]) -> String {
-    let row_of =
-        |&(bench, beginning): &(&str, &str)| find(today, bench, beginning).map(|figure| row(figure, Some(bench)));
-    let rows: String = README_ROWS.iter().filter_map(row_of).collect();
-    if rows.is_empty() { "\n".to_owned() } else { format!("\n{HEAD}{rows}\n") }
-}
-
-/// The first figure of a bench whose name begins so.
-fn find<'a>(reports: &'a [Report], bench: &str, beginning: &str) -> Option<&'a Figure> {
-    let report = reports.iter().find(|report| report.bench == bench)?;
-    report.figures.iter().find(|figure| figure.name.starts_with(beginning))
+    /// The chosen rows, each with its commit.
+    fn readme_table(&self) -> String {
+        let row_of = |&(bench, beginning): &(&str, &str)| {
+            let (figure, commit) = self.find(bench, beginning)?;
+            let commit = &commit[..commit.len().min(COMMIT_SHOWN)];
+            let code = if self.is_earlier(bench) { format!("{commit}, {EARLIER}") } else { commit.to_owned() };
+            Some(row(figure, Some((bench, &code))))
+        };
+        let rows: String = README_ROWS.iter().filter_map(row_of).collect();
+        format!("\n{HEAD}{rows}\n")
+    }
 }
 
 /// All results, by name.
@@ -165,8 +172,8 @@ fn is_won(figure: &Figure) -> bool {
 /// The heads of all tables.
 const HEAD: &str = "| figure: peer | unit | ours | peer | ratio (min-max) | bar | |\n|---|---|---|---|---|---|---|\n";
 
-/// A figure as a line of a table; `bench` goes before its name.
-fn row(figure: &Figure, bench: Option<&str>) -> String {
+/// A figure as a line of a table; the name of its bench and its commit stand with its name.
+fn row(figure: &Figure, of: Option<(&str, &str)>) -> String {
     let value = |value: Option<f64>| value.map_or_else(String::new, number);
     let spread = figure.spread.map_or_else(String::new, |[low, high]| format!("{}-{}", number(low), number(high)));
     let ratio = match figure.ratio {
@@ -182,37 +189,32 @@ fn row(figure: &Figure, bench: Option<&str>) -> String {
     let (ours, peer) = (value(figure.ours), value(figure.peer));
     let bar = figure.bar.as_deref().unwrap_or_default();
     let note = figure.note.as_ref().map_or(String::new(), |note| format!("; {note}"));
-    let name = bench.map_or_else(String::new, |bench| format!("{bench}: ")) + &figure.name;
+    let name = match of {
+        None => figure.name.clone(),
+        Some((bench, code)) => format!("{bench}: {} ({code})", figure.name),
+    };
     format!("| {name} | {} | {ours} | {peer} | {ratio} | {bar} | {verdict}{note} |\n", figure.unit)
 }
 
-fn table(reports: &[Report]) -> String {
-    let mut out = String::new();
-    for report in reports {
-        let machine = &report.machine;
-        let _ = writeln!(
-            out,
-            "\n**{}** ({}, {} CPUs, {} GiB, Linux {}, {}; accelerator {}; commit {}; [all rows](../bench/results/{}.json), \
-             [plot](../bench/results/{}.svg))\n",
-            report.bench,
-            machine.cpu,
-            machine.cores,
-            machine.memory_mib / 1024,
-            machine.kernel,
-            machine.filesystem,
-            report.accelerator,
-            report.commit,
-            report.bench,
-            report.bench,
-        );
-        out.push_str(HEAD);
-        for figure in
-            report.figures.iter().filter(|figure| figure.bar.is_some() || figure.note.is_some() || !is_won(figure))
-        {
-            out.push_str(&row(figure, None));
-        }
-    }
-    out.push('\n');
+fn table_of(report: &Report, is_earlier: bool) -> String {
+    let machine = &report.machine;
+    let earlier = if is_earlier { format!(" ({EARLIER})") } else { String::new() };
+    let mut out = format!(
+        "\n**{}** ({}, {} CPUs, {} GiB, Linux {}, {}; accelerator {}; commit {}{earlier}; [all rows](../bench/results/{}.json), \
+         [plot](../bench/results/{}.svg))\n\n{HEAD}",
+        report.bench,
+        machine.cpu,
+        machine.cores,
+        machine.memory_mib / 1024,
+        machine.kernel,
+        machine.filesystem,
+        report.accelerator,
+        report.commit,
+        report.bench,
+        report.bench,
+    );
+    let is_shown = |figure: &&Figure| figure.bar.is_some() || figure.note.is_some() || !is_won(figure);
+    out.extend(report.figures.iter().filter(is_shown).map(|figure| row(figure, None)));
     out
 }
 

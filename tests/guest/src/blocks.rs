@@ -16,7 +16,8 @@ use pagoda_guest::rng::Rng;
 use rustix::fs::OFlags;
 
 use crate::disk::DEVICE;
-use crate::params::{Limit, RunParams};
+use crate::enough::End;
+use crate::params::RunParams;
 use crate::report::Report;
 
 /// Blocks of one page: 16 MiB, so that some are written once and others often.
@@ -82,12 +83,9 @@ impl<'a> Writer<'a> {
     }
 
     fn run(mut self, run: RunParams, start: Instant, ops: &AtomicU64, report: &Report) -> io::Result<()> {
-        let is_over = |done: u64| match run.limit {
-            Limit::Time(time) => start.elapsed() >= time,
-            Limit::Passes(passes) => done >= passes * BLOCKS,
-        };
+        let mut end = End::new(run.limit, start, BLOCKS);
         let mut said = None;
-        while !is_over(ops.load(Ordering::Relaxed)) {
+        while !end.is_reached(ops.load(Ordering::Relaxed)) {
             let index = self.rng.below(self.versions.len() as u64) as usize;
             self.check(index, report)?;
             if self.rng.percent(run.write_percent) {

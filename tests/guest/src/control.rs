@@ -1,8 +1,10 @@
 //! Commands from the host on the second serial port, so that a test can step a guest. Every command is answered
-//! on that port by the lines of what it does and then exactly one `reply ok` or `reply error MESSAGE`.
+//! on that port by the lines of what it does and then exactly one `reply ok` or `reply error MESSAGE`. The word `enough` is no
+//! command: it ends the one that is at work.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -11,7 +13,7 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use crate::params::Step;
 use crate::report::Report;
 use crate::session::Session;
-use crate::{boot, driver, echo, store, tools};
+use crate::{boot, driver, echo, enough, store, tools};
 
 const PORT: &str = "/dev/ttyS1";
 
@@ -20,21 +22,13 @@ const COMMAND_BYTES_MAX: usize = 1024;
 
 pub fn serve(session: &mut Session<'_>, console: &Report) -> Result<()> {
     let port = open_port().with_context(|| format!("open {PORT}: give the VM a second serial port"))?;
-    let mut commands = BufReader::new(port.try_clone().context("duplicate the serial port")?);
+    let commands = read(BufReader::new(port.try_clone().context("duplicate the serial port")?));
     let report = Report::serial(port);
     console.line(format_args!("control port={PORT}"));
     report.line(format_args!("ready {}", boot::describe()?));
-    let mut text = String::new();
     loop {
-        text.clear();
-        if commands.read_line(&mut text).with_context(|| format!("read {PORT}"))? == 0 {
-            bail!("{PORT} was hung up");
-        }
-        let command = text.trim();
-        if command.is_empty() {
-            continue;
-        }
-        match obey(session, command, &report) {
+        let command = commands.recv().with_context(|| format!("{PORT} was hung up"))?;
+        match obey(session, &command, &report) {
             Ok(next) => {
                 report.line(format_args!("reply ok bad={}", report.bad_pages()));
                 if matches!(next, Next::End) {
@@ -46,6 +40,23 @@ pub fn serve(session: &mut Session<'_>, console: &Report) -> Result<()> {
     }
     console.add_bad_pages(report.bad_pages());
     Ok(())
+}
+
+/// Reads commands while others are at work. The host's word is about the command before it: another one takes it back.
+fn read(port: BufReader<File>) -> Receiver<String> {
+    let (commands, received) = channel();
+    std::thread::spawn(move || {
+        let lines = port.lines().map_while(|line| line.ok());
+        for line in lines.map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()) {
+            let is_word = line == enough::WORD;
+            enough::set(is_word);
+            // Whoever obeyed them has ended.
+            if !is_word && commands.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    received
 }
 
 enum Next {

@@ -14,6 +14,7 @@ use pagoda_guest::rng::Rng;
 use pagoda_guest::{DISK_VERSION, PAGE_SIZE, PAGES_PER_MIB};
 use rustix::fs::OFlags;
 
+use crate::enough::End;
 use crate::params::{DiskParams, Limit};
 use crate::report::Report;
 
@@ -131,13 +132,14 @@ impl<'a> Reader<'a> {
     }
 
     fn run(mut self, until: Until<'_>, start: Instant, counters: &Counters, report: &Report) -> io::Result<()> {
-        let disk = self.disk;
-        let ended = |counters: &Counters| match until {
-            Until::Set(flag) => flag.load(Ordering::Relaxed),
-            Until::Limit(Limit::Time(time)) => start.elapsed() >= time,
-            Until::Limit(Limit::Passes(passes)) => counters.reads.load(Ordering::Relaxed) >= passes * disk.blocks,
+        let mut is_over: Box<dyn FnMut(u64) -> bool> = match until {
+            Until::Set(flag) => Box::new(|_| flag.load(Ordering::Relaxed)),
+            Until::Limit(limit) => {
+                let mut end = End::new(limit, start, self.disk.blocks);
+                Box::new(move |reads| end.is_reached(reads))
+            }
         };
-        while !ended(counters) {
+        while !is_over(counters.reads.load(Ordering::Relaxed)) {
             let now = Instant::now();
             let first = self.rng.below(self.buffers.len() as u64) as usize;
             let count = self.buffers.len();

@@ -17,7 +17,8 @@ use pagoda_guest::rng::{Rng, Zipf};
 use pagoda_guest::{DISK_VERSION, PAGE_SIZE};
 
 use crate::disk::{DEVICE, SECTOR_BYTES};
-use crate::params::{Limit, RunParams};
+use crate::enough::End;
+use crate::params::RunParams;
 use crate::phases::coprime_step;
 use crate::report::Report;
 
@@ -97,12 +98,8 @@ struct Client<'a> {
 
 impl Client<'_> {
     fn run(mut self, run: RunParams, start: Instant, ops: &AtomicU64, report: &Report) -> io::Result<()> {
-        let files = self.files;
-        let is_over = |done: u64| match run.limit {
-            Limit::Time(time) => start.elapsed() >= time,
-            Limit::Passes(passes) => done >= passes * files,
-        };
-        while !is_over(ops.load(Ordering::Relaxed)) {
+        let mut end = End::new(run.limit, start, self.files);
+        while !end.is_reached(ops.load(Ordering::Relaxed)) {
             // Neighbours in popularity are not neighbours on the disk.
             let rank = self.zipf.rank(&mut self.rng);
             let number = (u128::from(rank) * u128::from(self.step) % u128::from(self.files)) as u64;

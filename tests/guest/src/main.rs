@@ -9,6 +9,7 @@ mod corpus;
 mod disk;
 mod driver;
 mod echo;
+mod enough;
 mod files;
 mod memory;
 mod params;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
 fn run(report: &Report) -> anyhow::Result<End> {
     boot::mount_file_systems()?;
     boot::load_modules()?;
+    enough::listen()?;
     let params = Params::parse(&boot::command_line()?)?;
     let boots = reboots::BootCount::load(&params)?;
     report.line(format_args!("ready {} boot={}", boot::describe()?, boots.number()));

@@ -9,6 +9,7 @@ use anyhow::bail;
 use pagoda_guest::PAGES_PER_MIB;
 use pagoda_guest::rng::{Rng, Zipf};
 
+use crate::enough::End;
 use crate::memory::{Memory, Part};
 use crate::params::{Limit, RunParams};
 use crate::report::Report;
@@ -123,16 +124,13 @@ impl Worker<'_> {
     fn run(mut self, limit: Limit, start: Instant, ops: &AtomicU64, report: &Report) {
         let pages = self.part.pages() as u64;
         let mut order = Order::new(self.phase, pages, &mut self.rng);
+        let mut end = End::new(limit, start, pages);
         let mut done = 0;
-        loop {
+        while !end.is_reached(done) {
             let batch = match limit {
                 Limit::Passes(passes) => (passes * pages - done).min(OPS_PER_BATCH),
-                Limit::Time(time) if start.elapsed() < time => OPS_PER_BATCH,
-                Limit::Time(_) => 0,
+                Limit::Time(_) => OPS_PER_BATCH,
             };
-            if batch == 0 {
-                return;
-            }
             for _ in 0..batch {
                 let page = order.next(&mut self.rng) as usize;
                 self.operate(page, report);

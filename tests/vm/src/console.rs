@@ -54,6 +54,12 @@ impl Console {
         drop(wait.unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// Its streams have ended, or a line of them is such.
+    pub fn is_over(&self, is_such: impl Fn(&str) -> bool) -> bool {
+        let state = self.lock();
+        state.open == 0 || state.lines.iter().any(|line| is_such(line))
+    }
+
     /// Number of lines so far; `wait` can begin there.
     pub fn mark(&self) -> usize {
         self.lock().lines.len()

@@ -63,6 +63,14 @@ impl Control {
         writeln!(self.port, "{command}").with_context(|| format!("send {command:?} to the guest"))
     }
 
+    /// The guest may end the command that it is at work on, if that has a time: it does a part of a pass more, and replies.
+    ///
+    /// # Errors
+    /// QEMU is gone.
+    pub fn enough(&mut self) -> Result<()> {
+        self.send("enough")
+    }
+
     /// Waits for the reply to the last command; wrong pages are an error.
     ///
     /// # Errors

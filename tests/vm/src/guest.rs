@@ -1,6 +1,7 @@
 //! A QEMU guest under `pagoda run`, whose process 1 verifies its memory and reports on the console.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -21,6 +22,8 @@ use crate::{accel, wait};
 const DEADLINE_DEFAULT: Duration = wait::LIFE;
 /// From the verdict to the end of the process.
 const EXIT_MAX: Duration = wait::HANG;
+/// A guest that is told that it is enough is told again: a QEMU that still loads the state of a VM drops what it hears.
+const WORD_EVERY: Duration = Duration::from_secs(1);
 
 /// How to start a guest.
 #[derive(Debug, Clone)]
@@ -225,7 +228,7 @@ impl Guest {
     /// # Errors
     /// It cannot be started.
     pub fn spawn(mut command: Command, dir: &Path, options: &GuestOptions) -> Result<Self> {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         pagoda_sys::toy::process::die_with_parent(&mut command);
         let mut child = command.spawn().context("start the guest")?;
         let console = Console::default();
@@ -294,6 +297,25 @@ impl Guest {
         let status = self.wait_exit(EXIT_MAX)?;
         ensure!(status.success(), "{}: QEMU ended with {status}", self.name);
         Ok(())
+    }
+
+    /// As [`Guest::finish`], and tells the guest that it is enough: a step that has a time does a part of a pass more, and ends.
+    ///
+    /// # Errors
+    /// As `finish`.
+    pub fn finish_soon(&self) -> Result<()> {
+        let mut input = self.child.lock().unwrap_or_else(PoisonError::into_inner).stdin.take().context("its input")?;
+        let is_verdict = |text: &str| Line::parse(text).is_some_and(|line| line.result().is_some());
+        let mut said: Option<Instant> = None;
+        wait::until("its verdict", self.deadline.saturating_duration_since(Instant::now()), || {
+            if said.is_none_or(|said| said.elapsed() >= WORD_EVERY) {
+                said = Some(Instant::now());
+                // One whose work is over may have ended.
+                let _ = writeln!(input, "enough");
+            }
+            Ok(self.console.is_over(is_verdict).then_some(()))
+        })?;
+        self.finish()
     }
 
     /// Waits for the end of the process.

@@ -8,12 +8,7 @@ use pagoda_api::{Crash, Snapshot, VmInfo};
 use rustix::process::{Pid, Signal, kill_process};
 use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, Qemu, wait};
 
-use super::snapshots::{become_guest, command_of, start, take, wait_durable};
-
-/// Long enough for what is done to it; ends with a check of every word.
-const WORK: &str = "pagoda.work=random:seconds=25,verify pagoda.mib=260";
-/// Long enough for a dozen snapshots, and for what a daemon that dies leaves of an fsync.
-const LONG_WORK: &str = "pagoda.work=random:seconds=90,verify pagoda.mib=260";
+use super::snapshots::{WORK, become_guest, command_of, start, take, wait_durable};
 
 fn options(on_crash: &str, qemu: Qemu) -> GuestOptions {
     let run_options = vec!["--on-crash".to_owned(), on_crash.to_owned()];
@@ -67,7 +62,7 @@ fn restored_by_itself(qemu: Qemu) -> Result<()> {
         daemon.kill9()?;
         daemon.start_again()?;
         wait_restored(&daemon, second).context("behind the daemon's death")?;
-        guest.finish().context("it goes on, and verifies its memory")?;
+        guest.finish_soon().context("it goes on, and verifies its memory")?;
         let said = guest.console.tail();
         ensure!(said.contains("ended by SIGSEGV; web1 is restored from web1/first (2 of 3"), "{said}");
         daemon.wait_gone("web1")?;
@@ -177,7 +172,7 @@ fn snapshots_by_a_timetable() -> Result<()> {
         let raw = lab.dir().join("raw.img");
         std::fs::File::create(&raw)?.set_len(1 << 20)?;
         let raw = format!("-drive file={},format=raw,if=none,id=d1 -device virtio-blk-pci,drive=d1", raw.display());
-        let run = GuestOptions::new("web1", LONG_WORK).qemu(Qemu::System).dram("160M").more(&raw);
+        let run = GuestOptions::new("web1", WORK).qemu(Qemu::System).dram("160M").more(&raw);
         let guest = start(lab, &daemon, &run)?;
         take(&daemon, "web1", "mine")?;
         wait_durable(&daemon, "web1", "mine")?;
@@ -213,7 +208,7 @@ fn snapshots_by_a_timetable() -> Result<()> {
         ensure!(daemon.client().snapshots()?.snapshots.iter().any(|of| of.id == newest.id), "the VM reads it");
         command_of(&daemon, &["vm", "autosnapshot", "web1", "--off"])?;
         ensure!(daemon.vm("web1")?.autosnapshot.is_none(), "it is off");
-        again.finish().context("it verifies its memory")?;
+        again.finish_soon().context("it verifies its memory")?;
         daemon.wait_gone("web1")
     })
 }

@@ -11,7 +11,8 @@ use anyhow::{Context, Result, ensure};
 use pagoda_api::{SnapshotName, SnapshotStage};
 use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, MIB, Qemu, wait};
 
-const WORK: &str = "pagoda.work=random:seconds=20,verify pagoda.mib=260";
+use super::snapshots::WORK;
+
 const DRAM: &str = "160M";
 
 /// A guest in the middle of its work, with two snapshots of it, of which the second refers to the first.
@@ -60,7 +61,7 @@ fn out_and_in(qemu: Qemu, incoming: fn(&Path) -> String) -> Result<()> {
         println!("{}", succeeds(&daemon, &["snapshot", "export", "web1/two", &file_word])?);
         println!("{}", succeeds(&daemon, &["snapshot", "export", "web1/two", &stream_word, "--format", "qemu"])?);
         is_refused(&daemon, &["snapshot", "export", "web1/two", &file_word], "--force")?;
-        guest.finish().context("the guest goes on")?;
+        guest.finish_soon().context("the guest goes on")?;
         daemon.wait_gone("web1")?;
 
         succeeds(&daemon, &["snapshot", "import", &file_word, "--name", "copy/first"])?;
@@ -78,13 +79,13 @@ fn out_and_in(qemu: Qemu, incoming: fn(&Path) -> String) -> Result<()> {
         command.args(restore);
         let restored =
             lab.keep_guest(Guest::spawn(command, lab.dir(), &GuestOptions { name: "web2".into(), ..options })?);
-        restored.finish().context("restored from what was imported")?;
+        restored.finish_soon().context("restored from what was imported")?;
         daemon.wait_gone("web2")?;
 
         let mut alone = GuestOptions::new("alone", WORK).qemu(qemu);
         alone.more = vec!["-incoming".into(), incoming(&stream)];
         let alone = lab.guest_alone(&alone)?;
-        alone.finish().context("a QEMU without Pagoda")
+        alone.finish_soon().context("a QEMU without Pagoda")
     })
 }
 

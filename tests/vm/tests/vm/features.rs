@@ -42,7 +42,7 @@ fn guest_reboots() -> Result<()> {
 fn stopped_by_its_owner_and_squeezed_meanwhile() -> Result<()> {
     Lab::run("QMP stop and cont", 1, |lab| {
         let daemon = lab.daemon(Folios::Large)?;
-        let options = GuestOptions::new("web1", "pagoda.work=random:seconds=6 pagoda.mib=260").dram("256M");
+        let options = GuestOptions::new("web1", "pagoda.work=random:seconds=900 pagoda.mib=260").dram("256M");
         let guest = lab.guest(&daemon, &options)?;
         guest.wait_phase("random")?;
         let refused = daemon.client().cont("web1").err().context("cont of a VM that runs")?;
@@ -57,7 +57,7 @@ fn stopped_by_its_owner_and_squeezed_meanwhile() -> Result<()> {
             ensure!(qmp.status()? == "running", "{}", qmp.status()?);
             daemon.set_dram_mib("web1", 256)?;
         }
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")
     })
 }

@@ -29,8 +29,8 @@ use self::hosts::{Host, Hosts, text};
 
 const MEMORY_MIB: u64 = 256;
 const FILL: &str = "fill 120";
-/// For a guest that writes all the time: longer than a move takes.
-const WRITE: &str = "run random seconds=40 write=100";
+/// For a guest that writes all the time: until the test has had enough.
+const WRITE: &str = "run random seconds=900 write=100";
 /// On the machines of a CI a stop and a start may take longer than 30 ms.
 const DOWNTIME: [&str; 2] = ["--downtime", "2s"];
 
@@ -117,6 +117,7 @@ fn writing_moves(dram: Option<&str>) -> Result<()> {
         ensure_moved(&hosts, &hosts.one, &hosts.other)?;
         let mut control = hosts.other.control(&guest)?;
         control.wait_progress().context("it goes on with what it did")?;
+        control.enough()?;
         control.reply().context("each page had what was written last")?;
         control.run("verify")?;
         power_off(&hosts.other, control)

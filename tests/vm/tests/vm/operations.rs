@@ -56,7 +56,7 @@ fn note_operation(daemon: &Daemon, name: &str) -> Result<()> {
 fn cut_off(qemu: Qemu) -> Result<()> {
     Lab::run("an operation that was cut off", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let work = "pagoda.work=random:seconds=15,verify pagoda.mib=60";
+        let work = "pagoda.work=random:seconds=900,verify pagoda.mib=60";
         let guest = lab.guest(&daemon, &GuestOptions::new("web1", work).memory("-m 256M").qemu(qemu))?;
         guest.wait_phase("random")?;
         let mut qmp = guest.qmp()?;
@@ -80,7 +80,7 @@ fn cut_off(qemu: Qemu) -> Result<()> {
         ensure!(capabilities.as_array().is_some_and(|all| all.iter().any(is_off)), "{capabilities}");
         ensure!(leave_ram_out(&mut qmp).is_err(), "the gate is open");
         daemon.set_dram_mib("web1", 128).context("its settings can be changed again")?;
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")
     })
 }

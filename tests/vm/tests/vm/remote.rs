@@ -262,7 +262,7 @@ fn a_guest() -> Result<()> {
     Lab::run("remote, guest", 1, |lab| {
         let pool = lab.pool(&[8])?;
         let daemon = lab.daemon_with(pool.daemon_options(Folios::Large))?;
-        let options = GuestOptions::new("web1", "pagoda.work=random:seconds=15 pagoda.mib=260");
+        let options = GuestOptions::new("web1", "pagoda.work=random:seconds=900 pagoda.mib=260");
         let mut options = options.memory("-m 512M").dram("128M").qemu(Qemu::Ten);
         options.run_options.extend(["--far".into(), "pool:".into()]);
         let guest = lab.guest(&daemon, &options)?;
@@ -273,7 +273,7 @@ fn a_guest() -> Result<()> {
             daemon.start_again()?;
             daemon.wait_vm("web1", "running", SETTLE_MAX, |info| info.state == VmState::Running)?;
         }
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")?;
         pool.wait_free_slabs(8)
     })

@@ -12,12 +12,8 @@ use anyhow::{Context, Result, ensure};
 use pagoda_api::{Snapshot, SnapshotName, SnapshotStage};
 use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, MIB, Qemu, wait};
 
-/// Long enough for snapshots in the middle; ends with a check of every word.
-const WORK: &str = "pagoda.work=random:seconds=12,verify pagoda.mib=260";
-/// Long enough for four of them.
-const LONG_WORK: &str = "pagoda.work=random:seconds=25,verify pagoda.mib=260";
-/// Long enough for daemons that die: what an image's fsync takes is a dead daemon's too, and its files are locked until then.
-const OUTLIVES_DAEMONS: &str = "pagoda.work=random:seconds=60,verify pagoda.mib=260";
+/// Until the test has had enough; ends with a check of every word.
+pub const WORK: &str = "pagoda.work=random:seconds=900,verify pagoda.mib=260";
 const DRAM: &str = "160M";
 
 fn options(name: &str, qemu: Qemu) -> GuestOptions {
@@ -71,18 +67,18 @@ fn restored(qemu: Qemu, folios: Folios) -> Result<()> {
         for name in ["web1/first", "web1/second"] {
             command_of(&daemon, &["snapshot", "verify", name])?;
         }
-        guest.finish().context("the guest goes on")?;
+        guest.finish_soon().context("the guest goes on")?;
         daemon.wait_gone("web1")?;
         let into_less = ["vm", "restore", "web1", "--from", "first", "--dram", "96M"];
         let guest = become_guest(lab, &daemon, &options, &into_less)?;
         wait::until("it begins in swap", wait::HANG, || {
             Ok(daemon.client().vm("web1").ok().filter(|vm| vm.swapped_bytes > 32 * MIB))
         })?;
-        guest.finish().context("restored into less memory")?;
+        guest.finish_soon().context("restored into less memory")?;
         daemon.wait_gone("web1")?;
         let guest =
             become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "second", "--dram", "512M"])?;
-        guest.finish().context("restored without a limit")?;
+        guest.finish_soon().context("restored without a limit")?;
         daemon.wait_gone("web1")?;
         command_of(&daemon, &["snapshot", "rm", "web1/first"])?;
         ensure!(daemon.client().snapshots()?.snapshots.len() == 1, "one is left");
@@ -106,7 +102,7 @@ fn restored_into_less_memory_qemu_10() -> Result<()> {
 fn a_chain_of_snapshots() -> Result<()> {
     Lab::run("a chain of snapshots", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let options = GuestOptions::new("web1", LONG_WORK).qemu(Qemu::System).dram(DRAM);
+        let options = GuestOptions::new("web1", WORK).qemu(Qemu::System).dram(DRAM);
         let guest = start(lab, &daemon, &options)?;
         let mut before: Option<Snapshot> = None;
         for name in ["one", "two", "three", "four"] {
@@ -120,12 +116,12 @@ fn a_chain_of_snapshots() -> Result<()> {
         command_of(&daemon, &["snapshot", "rm", "web1/two"]).context("while the guest runs")?;
         let of = |name: &str| daemon.client().snapshot(&SnapshotName::new("web1", name));
         ensure!(of("three")?.parent == Some(of("one")?.id), "it refers to what the removed one did");
-        guest.finish().context("the guest goes on")?;
+        guest.finish_soon().context("the guest goes on")?;
         daemon.wait_gone("web1")?;
         let check = |name: &str| {
             command_of(&daemon, &["snapshot", "verify", &format!("web1/{name}")])?;
             let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", name])?;
-            guest.finish().with_context(|| format!("restored from {name}"))?;
+            guest.finish_soon().with_context(|| format!("restored from {name}"))?;
             daemon.wait_gone("web1")
         };
         ["one", "three"].into_iter().try_for_each(check)?;
@@ -144,7 +140,7 @@ fn a_chain_of_snapshots() -> Result<()> {
 fn filled_by_the_next_daemon() -> Result<()> {
     Lab::run("filled by the next daemon", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let options = GuestOptions::new("web1", OUTLIVES_DAEMONS).qemu(Qemu::System).dram(DRAM);
+        let options = GuestOptions::new("web1", WORK).qemu(Qemu::System).dram(DRAM);
         let guest = start(lab, &daemon, &options)?;
         for name in ["one", "two", "three"] {
             take(&daemon, "web1", name)?;
@@ -153,11 +149,11 @@ fn filled_by_the_next_daemon() -> Result<()> {
             wait_durable(&daemon, "web1", name)?;
             command_of(&daemon, &["snapshot", "verify", &format!("web1/{name}")])?;
         }
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")?;
         for name in ["one", "three"] {
             let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", name])?;
-            guest.finish().with_context(|| format!("restored from {name}"))?;
+            guest.finish_soon().with_context(|| format!("restored from {name}"))?;
             daemon.wait_gone("web1")?;
         }
         Ok(())
@@ -176,7 +172,7 @@ fn a_snapshot_outlives_its_vm() -> Result<()> {
         daemon.wait_gone("web1")?;
         wait_durable(&daemon, "web1", "last")?;
         let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "last"])?;
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")
     })
 }
@@ -191,7 +187,7 @@ fn rolled_back() -> Result<()> {
         wait_durable(&daemon, "web1", "before")?;
         let again = become_guest(lab, &daemon, &options, &["vm", "rollback", "web1", "--to", "before"])?;
         guest.wait_exit(wait::HANG).context("the VM of before ends")?;
-        again.finish().context("it goes on from there")?;
+        again.finish_soon().context("it goes on from there")?;
         daemon.wait_gone("web1")
     })
 }
@@ -234,7 +230,7 @@ fn killed_while_read(folios: Folios) -> Result<()> {
     const ROUNDS: u32 = 3;
     Lab::run("daemon killed while an image is read", 1, |lab| {
         let daemon = lab.daemon(folios)?;
-        let options = GuestOptions::new("web1", OUTLIVES_DAEMONS).qemu(Qemu::System).dram(DRAM);
+        let options = GuestOptions::new("web1", WORK).qemu(Qemu::System).dram(DRAM);
         snapshot_of_ended(lab, &daemon, &options, "one")?;
         let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one", "--dram", "96M"])?;
         Seen::Over.wait(&daemon)?;
@@ -247,7 +243,7 @@ fn killed_while_read(folios: Folios) -> Result<()> {
             daemon.wait_vm("web1", "it is served", wait::HANG, |vm| vm.tiers.iter().any(|tier| tier.pages > 0))?;
             daemon.wait_paged("web1", 500)?;
         }
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")?;
         ensure!(readers(&daemon, "web1/one")?.is_empty(), "it has ended");
         command_of(&daemon, &["snapshot", "verify", "web1/one"])?;
@@ -283,7 +279,7 @@ fn an_image_that_is_away_is_waited_for() -> Result<()> {
         daemon.wait_vm("web1", "it says that it waits for its image", wait::HANG, says)?;
         fs::rename(&away, &image).context("bring it back")?;
         daemon.wait_vm("web1", "it is served", wait::HANG, |vm| vm.waits.is_none() && !vm.tiers.is_empty())?;
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")
     })
 }
@@ -305,12 +301,12 @@ fn two_vms_of_one_snapshot() -> Result<()> {
             wait::until("it reads the image", wait::HANG, || Ok((in_image(&daemon, vm)? > 0).then_some(())))?;
         }
         ensure_kept(&daemon, "web1/one", &["web1", "web2"])?;
-        web1.finish().context("web1")?;
+        web1.finish_soon().context("web1")?;
         daemon.wait_gone("web1")?;
         if readers(&daemon, "web1/one")? == ["web2"] {
             ensure_kept(&daemon, "web1/one", &["web2"])?;
         }
-        web2.finish().context("web2")?;
+        web2.finish_soon().context("web2")?;
         daemon.wait_gone("web2")?;
         command_of(&daemon, &["snapshot", "rm", "web1/one"])
     })
@@ -321,8 +317,7 @@ fn two_vms_of_one_snapshot() -> Result<()> {
 fn a_vm_that_reads_an_image_is_a_vm() -> Result<()> {
     Lab::run("a VM that reads an image", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let append = "pagoda.work=random:seconds=40,verify pagoda.mib=260".into();
-        let options = GuestOptions { append, ..options("web1", Qemu::System) };
+        let options = options("web1", Qemu::System);
         snapshot_of_ended(lab, &daemon, &options, "one")?;
         let reads = |words: &[&str], before: Option<&Guest>| -> Result<Rc<Guest>> {
             let guest = become_guest(lab, &daemon, &options, words)?;
@@ -350,7 +345,7 @@ fn a_vm_that_reads_an_image_is_a_vm() -> Result<()> {
         daemon.start_again()?;
         daemon.wait_vm("web1", "it is served", wait::HANG, |vm| !vm.tiers.is_empty())?;
         wait::until("it is attached", wait::HANG, || Ok(daemon.set_dram_mib("web1", 128).ok()))?;
-        third.finish()?;
+        third.finish_soon()?;
         daemon.wait_gone("web1")
     })
 }
@@ -436,7 +431,7 @@ fn killed_while_one_is_restored() -> Result<()> {
             eprintln!("{seen:?}: the next daemon found it: {is_there}, {ended}");
         }
         let guest = become_guest(lab, &daemon, &options, &words)?;
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")?;
         command_of(&daemon, &["snapshot", "rm", "web1/one"])
     })
@@ -464,7 +459,7 @@ fn a_pause_after_a_restore_is_its_users() -> Result<()> {
         wait::until("the restore is over", wait::HANG, is_over)?;
         ensure!(qmp.status()? == "paused", "{}", qmp.status()?);
         qmp.execute("cont", serde_json::json!({}))?;
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")
     })
 }
@@ -474,8 +469,7 @@ fn a_pause_after_a_restore_is_its_users() -> Result<()> {
 fn killed_while_one_is_rolled_back() -> Result<()> {
     Lab::run("killed while a VM is rolled back", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let append = "pagoda.work=random:seconds=30,verify pagoda.mib=260".into();
-        let options = GuestOptions { append, ..options("web1", Qemu::System) };
+        let options = options("web1", Qemu::System);
         let mut guest = start(lab, &daemon, &options)?;
         take(&daemon, "web1", "one")?;
         wait_durable(&daemon, "web1", "one")?;
@@ -503,7 +497,7 @@ fn killed_while_one_is_rolled_back() -> Result<()> {
             let status = guest.qmp()?.status()?;
             ensure!(status == "running", "{seen:?}: it is {status}");
         }
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")?;
         command_of(&daemon, &["snapshot", "rm", "web1/one"])
     })
@@ -576,8 +570,7 @@ fn killed_while_one_is_taken() -> Result<()> {
     const ROUNDS: u32 = 2;
     Lab::run("killed while a snapshot is taken", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
-        let append = "pagoda.work=random:seconds=30,verify pagoda.mib=260".into();
-        let options = GuestOptions { append, ..options("web1", Qemu::System) };
+        let options = options("web1", Qemu::System);
         let guest = start(lab, &daemon, &options)?;
         let mut qmp = guest.qmp()?;
         let mut last = None;
@@ -600,11 +593,11 @@ fn killed_while_one_is_taken() -> Result<()> {
         }
         let unreadable = daemon.client().snapshots()?.unreadable;
         ensure!(unreadable.is_empty(), "{unreadable:?}");
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")?;
         let last = last.context("no snapshot was whole")?;
         let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", &last])?;
-        guest.finish().with_context(|| format!("restored from {last}"))?;
+        guest.finish_soon().with_context(|| format!("restored from {last}"))?;
         daemon.wait_gone("web1")
     })
 }

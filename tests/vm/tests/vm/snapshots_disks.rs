@@ -15,7 +15,7 @@ use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, Qemu, wait};
 use crate::snapshots::{MOMENTS, Moment, become_guest, command_of, take_until, wait_durable};
 
 /// Two requests in flight, long enough for several snapshots. Ends with a check of every block.
-const WORK: &str = "pagoda.work=blocks:seconds=20:threads=2:write=70";
+const WORK: &str = "pagoda.work=blocks:seconds=900:threads=2:write=70";
 const MIB_DISK: &str = "64M";
 
 /// A qcow2 disk of a test, in a directory of its own.
@@ -133,7 +133,7 @@ fn rolled_back(name: &str, qemu: Qemu, aio: &str) -> Result<()> {
         wait_durable(&daemon, "web1", "three")?;
         let third = become_guest(lab, &daemon, &options, &["vm", "rollback", "web1", "--to", "two"])?;
         second.wait_exit(wait::HANG)?;
-        third.finish().context("put back to the second")?;
+        third.finish_soon().context("put back to the second")?;
         daemon.wait_gone("web1")?;
         disk.check_ended()?;
         for name in ["three", "one"] {
@@ -141,7 +141,7 @@ fn rolled_back(name: &str, qemu: Qemu, aio: &str) -> Result<()> {
             refused(&daemon, &restore, "has gone on since").with_context(|| name.to_owned())?;
             let aside = disk.beside("pagoda-before")?.len();
             let guest = become_guest(lab, &daemon, &options, &[&restore[..], &["--force"]].concat())?;
-            guest.finish().with_context(|| format!("restored from {name}"))?;
+            guest.finish_soon().with_context(|| format!("restored from {name}"))?;
             daemon.wait_gone("web1")?;
             disk.check_ended()?;
             ensure!(disk.beside("pagoda-before")?.len() == aside + 1, "what was there is kept");
@@ -200,9 +200,9 @@ fn the_newest_content_gets_the_name() -> Result<()> {
         disk.check_ended()?;
         let guest =
             lab.guest_alone(&GuestOptions { append: "pagoda.work=idle pagoda.idle=1".into(), ..options.clone() })?;
-        guest.finish().context("without Pagoda")?;
+        guest.finish_soon().context("without Pagoda")?;
         let restored = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one", "--force"])?;
-        restored.finish()?;
+        restored.finish_soon()?;
         daemon.wait_gone("web1")
     })
 }
@@ -228,7 +228,7 @@ fn what_is_not_known_is_left_alone() -> Result<()> {
         refused(&daemon, &["vm", "restore", "web1", "--from", "one", "--force"], "is not the file that the VM had")?;
         fs::rename(&away, disk.file())?;
         let restored = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one", "--force"])?;
-        restored.finish()?;
+        restored.finish_soon()?;
         daemon.wait_gone("web1")?;
         let kept = disk.beside("pagoda-before")?;
         let kept = kept.first().context("what QEMU wrote last is kept aside")?;
@@ -296,7 +296,7 @@ fn a_full_disk_is_refused() -> Result<()> {
         fs::remove_file(&filler)?;
         take(&daemon, "one")?;
         wait_durable(&daemon, "web1", "one")?;
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")?;
         disk.check_ended()
     })
@@ -308,8 +308,7 @@ fn killed_while_one_is_taken_with_disks() -> Result<()> {
     Lab::run("killed while disks are taken", 1, |lab| {
         let daemon = lab.daemon(Folios::Small)?;
         let disk = Disk::make(lab)?;
-        let append = "pagoda.work=blocks:seconds=60:threads=2:write=70".into();
-        let options = GuestOptions { append, ..options(Qemu::System, &disk, "native") };
+        let options = options(Qemu::System, &disk, "native");
         let guest = start(lab, &daemon, &options)?;
         let mut qmp = guest.qmp()?;
         let mut last = None;
@@ -329,13 +328,13 @@ fn killed_while_one_is_taken_with_disks() -> Result<()> {
             }
             wait::until("nothing is under way", wait::HANG, || Ok(daemon.set_dram_mib("web1", 128).ok()))?;
         }
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")?;
         disk.check_ended()?;
         let last = last.context("no snapshot was whole")?;
         let restore = ["vm", "restore", "web1", "--from", &last, "--force"];
         let guest = become_guest(lab, &daemon, &options, &restore)?;
-        guest.finish().with_context(|| format!("restored from {last}"))?;
+        guest.finish_soon().with_context(|| format!("restored from {last}"))?;
         daemon.wait_gone("web1")?;
         disk.check_ended()
     })
@@ -366,7 +365,7 @@ fn qemu_killed_while_one_is_taken_with_disks() -> Result<()> {
             if stage == Some(SnapshotStage::Durable) {
                 let restore = ["vm", "restore", "web1", "--from", &name, "--force"];
                 let guest = become_guest(lab, &daemon, &options, &restore)?;
-                guest.finish().with_context(|| format!("restored from {name}"))?;
+                guest.finish_soon().with_context(|| format!("restored from {name}"))?;
                 daemon.wait_gone("web1")?;
                 disk.check_ended()?;
             }
@@ -413,7 +412,7 @@ fn killed_while_disks_are_put_back() -> Result<()> {
             qemu_img(&["check", "-q", &disk.path()])?;
         }
         let guest = become_guest(lab, &daemon, &options, &["vm", "restore", "web1", "--from", "one", "--force"])?;
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")
     })
 }

@@ -10,8 +10,8 @@ use vm_tests::{Daemon, Folios, Guest, GuestOptions, Lab, MIB, Qemu, programs, wa
 const SERVICE_MAX: Duration = Duration::from_secs(300);
 
 fn verifying(name: &str) -> GuestOptions {
-    // Long enough for every kill; ends with a check of every word.
-    GuestOptions::new(name, "pagoda.work=random:seconds=25 pagoda.mib=260").memory("-m 512M").dram("128M")
+    // Until the test has had enough; ends with a check of every word.
+    GuestOptions::new(name, "pagoda.work=random:seconds=900 pagoda.mib=260").memory("-m 512M").dram("128M")
 }
 
 /// Between kills: enough that each meets it in the middle of paging.
@@ -39,7 +39,7 @@ fn killed(name: &str, qemu: Qemu, folios: Folios) -> Result<()> {
             running(&daemon, "web1").with_context(|| format!("after kill {kill}"))?;
             daemon.wait_paged("web1", PAGES).with_context(|| format!("after kill {kill}"))?;
         }
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")
     })
 }
@@ -73,7 +73,7 @@ fn daemon_stopped_and_replaced() -> Result<()> {
         daemon.wait_paged("web1", PAGES).context("after the replacement")?;
         let exe = std::fs::read_link(format!("/proc/{}/exe", daemon.pid())).context("look at the daemon")?;
         ensure!(exe == newer, "the daemon is {}", exe.display());
-        guest.finish()?;
+        guest.finish_soon()?;
         daemon.wait_gone("web1")
     })
 }
@@ -94,10 +94,8 @@ fn a_vm_that_ends_while_no_daemon_runs_is_forgotten() -> Result<()> {
 fn qemu_killed_frees_all_and_leaves_others_alone() -> Result<()> {
     Lab::run("QEMU killed", 2, |lab| {
         let daemon = lab.daemon(Folios::Large)?;
-        let options =
-            |name| GuestOptions { append: "pagoda.work=random:seconds=12 pagoda.mib=260".into(), ..verifying(name) };
-        let other = lab.guest(&daemon, &options("other"))?;
-        let victim = start(lab, &daemon, &options("victim"))?;
+        let other = lab.guest(&daemon, &verifying("other"))?;
+        let victim = start(lab, &daemon, &verifying("victim"))?;
         other.wait_phase("random")?;
         let before = swap_bytes(&daemon)?;
         victim.kill9()?;
@@ -106,7 +104,7 @@ fn qemu_killed_frees_all_and_leaves_others_alone() -> Result<()> {
         ensure!(after < before, "{before} bytes of swap before, {after} after");
         let info = daemon.vm("other")?;
         ensure!(info.state == VmState::Running && info.resident_bytes <= 128 * MIB, "{info:#?}");
-        other.finish()?;
+        other.finish_soon()?;
         daemon.wait_gone("other")?;
         let left = std::fs::read_dir(daemon.swap_dir())?.count();
         ensure!(left == 0, "{left} files are left in the swap directory");

@@ -10,7 +10,7 @@ use vm_tests::{GuestOptions, Lab, MIB, Qemu, wait};
 
 use super::hosts::{Host, Hosts, text};
 use super::moving::begin_and_send;
-use super::{DOWNTIME, FILL, GIVEN_UP, ensure_moved, ensure_stayed, options, power_off};
+use super::{DOWNTIME, FILL, GIVEN_UP, WRITE, ensure_moved, ensure_stayed, options, power_off};
 
 /// A first round takes some seconds.
 const RATE: [&str; 2] = ["--bandwidth", "160M"];
@@ -181,7 +181,7 @@ fn a_guest_that_writes_faster_than_the_link() -> Result<()> {
         let mut control = guest.control()?;
         control.run(FILL)?;
         hosts.network.slow("300mbit")?;
-        control.send("run random seconds=15 write=100")?;
+        control.send(WRITE)?;
         control.wait_progress()?;
         let done = hosts.try_move(&hosts.one, &hosts.other, &["--max-time", "10s", "--downtime", "100ms"])?;
         let said = text(&done.stderr);
@@ -189,6 +189,7 @@ fn a_guest_that_writes_faster_than_the_link() -> Result<()> {
         println!("{}: {said} {ended:?}", done.status);
         ensure!(done.status.code() == Some(GIVEN_UP) && ended.outcome == MoveOutcome::GivenUp, "{ended:?}");
         ensure!(ended.round > 1 && ended.elapsed_ms < 15_000 && ended.downtime_ms.is_none(), "{ended:?}");
+        control.enough()?;
         control.reply().context("it has run all the time")?;
         ensure_stayed(&hosts, &guest, &mut control)?;
         hosts.other.ensure_nothing_left()?;
@@ -216,7 +217,7 @@ fn a_guest_that_writes_faster_than_the_link_is_slowed() -> Result<()> {
         let slowly = ["--max-time", "4s", "--downtime", "100ms", "--on-timeout", "slow-guest"];
 
         // It is cancelled: its writers run at once.
-        control.send("run random seconds=30 write=100")?;
+        control.send(WRITE)?;
         control.wait_progress()?;
         let moving = begin_and_send(&hosts.one, &hosts.other, &slowly, SOME)?;
         let slowed = wait::until("its writers are slowed", wait::HANG, || {
@@ -235,15 +236,17 @@ fn a_guest_that_writes_faster_than_the_link_is_slowed() -> Result<()> {
         let (status, said) = end(moving)?;
         ensure!(status == Some(GIVEN_UP), "{status:?}: {said}");
         ensure!(write_delay(&hosts.one)? == 0, "it is slowed, and does not move");
+        control.enough()?;
         control.reply().context("it has run all the time")?;
         ensure_stayed(&hosts, &guest, &mut control)?;
 
-        control.send("run random seconds=120 write=100")?;
+        control.send(WRITE)?;
         control.wait_progress()?;
         hosts.moves(&hosts.one, &hosts.other, &slowly)?;
         ensure_moved(&hosts, &hosts.one, &hosts.other)?;
         ensure!(write_delay(&hosts.other)? == 0, "it is slowed where it has come to");
         let mut control = hosts.other.control(&guest)?;
+        control.enough()?;
         control.reply().context("each page had what was written last")?;
         control.run("verify")?;
         power_off(&hosts.other, control)

@@ -30,6 +30,7 @@ fn moves(options: &GuestOptions, how: &[&str]) -> Result<()> {
         ensure_moved(&hosts, &hosts.one, &hosts.other)?;
         let mut control = hosts.other.control(&guest)?;
         control.wait_progress().context("it goes on with what it did")?;
+        control.enough()?;
         control.reply().context("each page had what was written last")?;
         control.run("verify")?;
         hosts.moves(&hosts.other, &hosts.one, &DOWNTIME).context("and back as any other")?;

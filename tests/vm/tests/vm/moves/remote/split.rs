@@ -83,6 +83,7 @@ fn a_guest_that_writes_is_split() -> Result<()> {
             host.daemon.kill9()?;
             host.daemon.start_again()?;
         }
+        control.enough()?;
         control.reply().context("each page had what was written last")?;
         control.run("verify")?;
         power_off(&hosts.other, control)?;
