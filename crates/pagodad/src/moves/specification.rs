@@ -61,6 +61,8 @@ impl Specification {
 
 #[cfg(test)]
 mod tests {
+    use pagoda_core::chance::Chance;
+
     use super::*;
 
     fn specification() -> Specification {
@@ -92,6 +94,32 @@ mod tests {
         assert_ne!(inner, text);
         assert!(Specification::parse(&inner).is_err());
         assert!(Specification::parse("[]").is_err());
+    }
+
+    /// What comes from another host: each text is refused, or says what it would be sent as again.
+    #[test]
+    fn any_text_is_refused_or_means_what_it_says() {
+        let text = specification().to_text().unwrap();
+        let mut chance = Chance::new(27);
+        let mut taken = 0;
+        for round in 0..20_000 {
+            let mut bytes = text.as_bytes().to_vec();
+            for _ in 0..chance.within(1, 3) {
+                let at = chance.below(bytes.len() as u64) as usize;
+                match chance.below(3) {
+                    0 => bytes[at] = b"0123456789abcxyz{}[]\",:-\\n "[chance.below(27) as usize],
+                    1 => drop(bytes.remove(at)),
+                    _ => bytes.insert(at, b"0{}[]\",:e-9\\"[chance.below(12) as usize]),
+                }
+            }
+            let Ok(text) = String::from_utf8(bytes) else { continue };
+            if let Ok(read) = Specification::parse(&text) {
+                let again = Specification::parse(&read.to_text().unwrap());
+                assert_eq!(again.unwrap(), read, "round {round}: {text}");
+                taken += 1;
+            }
+        }
+        assert!(taken > 0, "the mutations are too coarse to reach what reads the fields");
     }
 
     #[test]

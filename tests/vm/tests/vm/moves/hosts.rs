@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use vm_tests::control::Control;
 use vm_tests::{Daemon, DaemonOptions, Folios, Guest, GuestOptions, Lab, programs, wait};
 
-use super::network::{Network, address};
+use super::network::{self, Network, address};
 
 /// In a mount namespace of its own: binds the first directory to the second, goes there, and becomes the rest.
 const BECOME: &str = r#"mount --bind "$0" "$1" && cd "$1" && shift && exec "$@""#;
@@ -145,7 +145,7 @@ impl Hosts {
     pub fn start_at(lab: &Lab, options: &GuestOptions, places: &[Place; 2]) -> Result<Hosts> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let namespaces = ["a", "b"].map(|end| format!("pagoda-m{}-{number}{end}", std::process::id()));
+        let namespaces = ["a", "b"].map(|end| network::name(&format!("{number}{end}")));
         let seen = lab.dir().join("vms");
         fs::create_dir(&seen).context("make a directory for VMs' files")?;
         let network = Network::new(namespaces)?;

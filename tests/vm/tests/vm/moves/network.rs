@@ -1,11 +1,14 @@
 //! What is between the two hosts: two network namespaces and a link, which can be cut in each direction and slowed down.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
 use super::hosts::text;
 
+/// Of the namespaces' names; the number of the test's process follows.
+const PREFIX: &str = "pagoda-m";
 /// The link's name at either end.
 const DEVICE: &str = "v0";
 /// Frames to this Ethernet address go into the link, and nobody takes them.
@@ -35,6 +38,7 @@ impl Way {
 
 impl Network {
     pub fn new(namespaces: [String; 2]) -> Result<Network> {
+        remove_left()?;
         let network = Network { namespaces };
         network.make()?;
         Ok(network)
@@ -87,6 +91,24 @@ impl Drop for Network {
             let _ = ip(&["netns", "del", namespace]);
         }
     }
+}
+
+/// A name of a namespace: no two tests have the same, and whose it is can be told.
+pub fn name(of_test: &str) -> String {
+    format!("{PREFIX}{}-{of_test}", std::process::id())
+}
+
+/// What tests have left that were killed. Their links would take what is sent to the same addresses here.
+fn remove_left() -> Result<()> {
+    let list = Command::new("ip").args(["netns", "list"]).output().context("run ip (iproute2)")?;
+    for namespace in text(&list.stdout).lines().filter_map(|line| line.split_whitespace().next()) {
+        let owner = namespace.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
+        if owner.is_some_and(|(pid, _)| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()) {
+            // Another test may have done it.
+            let _ = ip(&["netns", "del", namespace]);
+        }
+    }
+    Ok(())
 }
 
 fn ip(words: &[&str]) -> Result<()> {
