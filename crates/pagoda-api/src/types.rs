@@ -271,6 +271,9 @@ pub struct VmInfo {
     /// Of a VM with an outbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outbox: Option<OutboxInfo>,
+    /// Its move that is under way, from this host or to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving: Option<Box<MoveStatus>>,
 }
 
 impl VmInfo {

@@ -31,7 +31,9 @@ pub use pace::Pace;
 pub use pages::IoEpoch;
 pub use progress::{Phase, Progress, Waits};
 use settings::FAR;
-pub use settings::{Handover, Hopeless, LITTLE, Mode, Next, OnTimeout, ROUND_MIN, STALL_ROUNDS, Settings, Step};
+pub use settings::{
+    Handover, Hopeless, LITTLE, Mode, Next, OnTimeout, ROUND_MIN, SLOWED_ROUND_MIN, STALL_ROUNDS, Settings, Step,
+};
 pub use slower::{SLOW_TIME_MIN, slow_time_max};
 pub use slowing::{SLOW_DELAYS_US, Slowing};
 
@@ -222,9 +224,10 @@ impl Rounds {
         let span = now.since(self.round_began);
         let facts = RoundFacts { left: self.pages.left(), written: self.round_written, span };
         let expected = self.expected_downtime();
-        let earliest = self.round_began + ROUND_MIN;
-        if now < earliest && self.settings.mode != Mode::Postcopy && !(facts.left <= LITTLE && self.is_short(expected))
-        {
+        let is_slowed = self.slower.step() > Slowing::NONE;
+        let earliest = self.round_began + if is_slowed { SLOWED_ROUND_MIN } else { ROUND_MIN };
+        let is_enough = (facts.left <= LITTLE || is_slowed) && self.is_short(expected);
+        if now < earliest && self.settings.mode != Mode::Postcopy && !is_enough {
             return Step::Wait(earliest);
         }
         let has_low = self.estimate.end_round(facts);

@@ -70,6 +70,9 @@ pub fn state_words(vm: &VmInfo) -> String {
     if matches!(vm.policy.status.as_str(), "squeezed" | "blocked") {
         words = format!("{words},{}", vm.policy.status);
     }
+    if vm.moving.is_some() {
+        words += ",moving";
+    }
     words
 }
 

@@ -21,9 +21,9 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use self::catalogue::{
-    ACTIVE, AUTOSNAPSHOT, BALLOON, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_SNAPSHOTS, HOST_STATE, OUTBOX,
-    OUTBOX_FIGURES, POLICY, PROCESS, REMOTE, REMOTE_LATENCY, REMOTE_SERVER, ROUND_WAIT, Row, SNAPSHOTS, STATUS, TARGET,
-    TIER, TIER_LATENCY, VM, VM_INFO, VM_STATE,
+    ACTIVE, AUTOSNAPSHOT, BALLOON, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_SNAPSHOTS, HOST_STATE, MOVE,
+    OUTBOX, OUTBOX_FIGURES, POLICY, PROCESS, REMOTE, REMOTE_LATENCY, REMOTE_SERVER, ROUND_WAIT, Row, SNAPSHOTS, STATUS,
+    TARGET, TIER, TIER_LATENCY, VM, VM_INFO, VM_STATE,
 };
 pub use self::value::ProcessInfo;
 use self::value::Value;
@@ -65,6 +65,9 @@ pub fn catalogue_table() -> String {
     }
     for Row { def, .. } in AUTOSNAPSHOT {
         row(&format!("pagoda_vm_{}", def.name), def.kind, "vm", def.unit, def.help);
+    }
+    for Row { def, .. } in MOVE {
+        row(&format!("pagoda_vm_move_{}", def.name), def.kind, "vm", def.unit, def.help);
     }
     for Row { def, .. } in OUTBOX {
         row(&format!("pagoda_vm_outbox_{}", def.name), def.kind, "vm", def.unit, def.help);
@@ -135,6 +138,10 @@ impl Collector for Snapshot {
         for Row { def, value } in AUTOSNAPSHOT {
             let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.autosnapshot.as_ref()?))));
             encode_metric(&mut encoder, &format!("pagoda_vm_{}", def.name), *def, values)?;
+        }
+        for Row { def, value } in MOVE {
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.moving.as_deref()?))));
+            encode_metric(&mut encoder, &format!("pagoda_vm_move_{}", def.name), *def, values)?;
         }
         for Row { def, value } in OUTBOX {
             let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.outbox.as_ref()?))));

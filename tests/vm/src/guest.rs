@@ -22,7 +22,7 @@ use crate::{accel, wait};
 const DEADLINE_DEFAULT: Duration = wait::LIFE;
 /// From the verdict to the end of the process.
 const EXIT_MAX: Duration = wait::HANG;
-/// A guest that is told that it is enough is told again: a QEMU that still loads the state of a VM drops what it hears.
+/// Between two times that a guest is told that it is enough.
 const WORD_EVERY: Duration = Duration::from_secs(1);
 
 /// How to start a guest.
@@ -304,18 +304,36 @@ impl Guest {
     /// # Errors
     /// As `finish`.
     pub fn finish_soon(&self) -> Result<()> {
-        let mut input = self.child.lock().unwrap_or_else(PoisonError::into_inner).stdin.take().context("its input")?;
         let is_verdict = |text: &str| Line::parse(text).is_some_and(|line| line.result().is_some());
+        self.say_enough("its verdict", || Ok(self.console.is_over(is_verdict).then_some(())))?;
+        self.finish()
+    }
+
+    /// As [`Guest::wait_exit`], and tells the guest that it is enough.
+    ///
+    /// # Errors
+    /// As `wait_exit`.
+    pub fn wait_exit_soon(&self) -> Result<ExitStatus> {
+        self.say_enough("its end", || self.try_wait())?;
+        self.wait_exit(EXIT_MAX)
+    }
+
+    fn try_wait(&self) -> Result<Option<ExitStatus>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait().context("look after the guest")
+    }
+
+    /// Again and again: a QEMU that still loads the state of a VM drops what it hears.
+    fn say_enough<T>(&self, what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        let mut input = self.child.lock().unwrap_or_else(PoisonError::into_inner).stdin.take().context("its input")?;
         let mut said: Option<Instant> = None;
-        wait::until("its verdict", self.deadline.saturating_duration_since(Instant::now()), || {
+        wait::until(what, self.deadline.saturating_duration_since(Instant::now()), || {
             if said.is_none_or(|said| said.elapsed() >= WORD_EVERY) {
                 said = Some(Instant::now());
                 // One whose work is over may have ended.
                 let _ = writeln!(input, "enough");
             }
-            Ok(self.console.is_over(is_verdict).then_some(()))
-        })?;
-        self.finish()
+            look()
+        })
     }
 
     /// Waits for the end of the process.
@@ -323,9 +341,7 @@ impl Guest {
     /// # Errors
     /// It does not end.
     pub fn wait_exit(&self, max: Duration) -> Result<ExitStatus> {
-        let status = wait::until(&format!("the end of {}", self.name), max, || {
-            self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait().context("look after the guest")
-        })?;
+        let status = wait::until(&format!("the end of {}", self.name), max, || self.try_wait())?;
         // Its last words, too.
         self.console.wait_end();
         Ok(status)

@@ -34,6 +34,7 @@ pub fn vm(resident_mib: u64, counters: &[(&str, u64)]) -> VmInfo {
         loading: false,
         resumed_unix_us: None,
         outbox: None,
+        moving: None,
     }
 }
 

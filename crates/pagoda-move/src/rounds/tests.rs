@@ -171,6 +171,21 @@ fn from_the_limit_on_writers_are_slowed_until_what_is_left_is_short() {
     assert_eq!(run.rounds.slowing(run.now), Slowing::NONE);
 }
 
+/// Rounds of a few milliseconds, with what a stop costs beyond what was promised: writers do not wait longer and longer before
+/// anything can come of it.
+#[test]
+fn a_step_has_time_to_help() {
+    let mut run = Run::new(Settings { stop_cost: 29 * MS, ..slow_guest() });
+    run.rounds(|_| 900);
+    let (began, first) = (run.now, run.rounds.slowing(run.now));
+    let mut rounds = 0;
+    while matches!(run.round(50), Step::Round(_)) {
+        rounds += 1;
+    }
+    let span = run.now.since(began);
+    assert!(rounds >= 5 && span >= SLOWED_ROUND_MIN * rounds && first > Slowing::NONE, "{rounds} rounds in {span:?}");
+}
+
 #[test]
 fn nobody_is_slowed_while_the_link_is_away_or_when_it_is_given_up() {
     let mut run = Run::new(slow_guest());

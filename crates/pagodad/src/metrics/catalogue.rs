@@ -1,8 +1,8 @@
 //! The metrics that are not counted by an engine: each row has what a scrape shows and where it comes from.
 
 use pagoda_api::{
-    AutosnapshotInfo, BalloonInfo, HostInfo, HostPolicy, HostSnapshots, OutboxFigures, OutboxInfo, RemotePool,
-    RemoteServer, TierInfo, VmInfo, VmPolicy, VmState,
+    AutosnapshotInfo, BalloonInfo, HostInfo, HostPolicy, HostSnapshots, MoveStatus, OutboxFigures, OutboxInfo,
+    RemotePool, RemoteServer, TierInfo, VmInfo, VmPolicy, VmState,
 };
 use pagoda_core::stats::{MetricDef, MetricKind};
 
@@ -135,6 +135,38 @@ pub(super) const BALLOON: &[Row<BalloonInfo>] = &[
     Row {
         def: gauge("guest_free_bytes", "bytes", "Memory free in the guest, as it says; 0 if it does not."),
         value: |balloon| Value::Count(balloon.guest.map_or(0, |guest| guest.free_bytes)),
+    },
+];
+
+/// Of each VM that moves, from this host or to it, with the prefix `pagoda_vm_move_`.
+pub(super) const MOVE: &[Row<MoveStatus>] = &[
+    Row {
+        def: gauge(
+            "sent_bytes",
+            "bytes",
+            "Memory that the VM's move has sent so far; what was sent again counts again.",
+        ),
+        value: |of| Value::Count(of.sent_bytes),
+    },
+    Row {
+        def: gauge("left_bytes", "bytes", "Memory that is still to be sent, as far as is known now."),
+        value: |of| Value::Count(of.left_bytes),
+    },
+    Row {
+        def: gauge("round", "", "The round that is under way; 0 before the first."),
+        value: |of| Value::Count(of.round.into()),
+    },
+    Row {
+        def: gauge("elapsed_seconds", "seconds", "Since the move began."),
+        value: |of| Value::Real(of.elapsed_ms as f64 / 1000.0),
+    },
+    Row {
+        def: gauge(
+            "expected_downtime_seconds",
+            "seconds",
+            "How long the VM would stand still if it were stopped now; 0 if nobody knows.",
+        ),
+        value: |of| Value::Real(of.expected_downtime_ms.unwrap_or(0) as f64 / 1000.0),
     },
 ];
 

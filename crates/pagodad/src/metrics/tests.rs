@@ -61,7 +61,14 @@ fn vm() -> VmInfo {
         loading: false,
         resumed_unix_us: None,
         outbox: Some(outbox()),
+        moving: Some(Box::new(moving())),
     }
+}
+
+fn moving() -> pagoda_api::MoveStatus {
+    let text = r#"{"vm":"web1","direction":"out","host":"host2","phase":"copying","sent_bytes":7340032,"left_bytes":1048576,
+        "total_bytes":8388608,"round":2,"written_bytes_per_second":4096,"elapsed_ms":1500,"expected_downtime_ms":25,"outcome":"none"}"#;
+    serde_json::from_str(text).expect("a move")
 }
 
 fn outbox() -> pagoda_api::OutboxInfo {
@@ -132,6 +139,7 @@ fn created() -> VmInfo {
         remote: None,
         autosnapshot: None,
         outbox: None,
+        moving: None,
         name: "db.2".into(),
         state: VmState::Created,
         pinned: Some("vfio".into()),

@@ -150,7 +150,8 @@ fn wanted(name: &str, request: &MoveRequest) -> source::Request {
     }
 }
 
-fn under_way(registry: &Registry) -> Vec<MoveStatus> {
+/// Those that are under way, from this host and to it.
+pub fn under_way(registry: &Registry) -> Vec<MoveStatus> {
     let outgoing = registry.moves.outgoing.all();
     let mut moves: Vec<MoveStatus> = outgoing.iter().map(|progress| of_outgoing(progress, MoveOutcome::None)).collect();
     for session in registry.moves.sessions.all() {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pagoda_api::types::{
-    ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, Latency, OutboxInfo, OutboxState, RemoteInfo,
-    TierInfo, VmInfo, VmState,
+    ApiError, BalloonInfo, Explain, ExplainLine, Health, HostInfo, Latency, MoveDirection, MoveStatus, OutboxInfo,
+    OutboxState, RemoteInfo, TierInfo, VmInfo, VmState,
 };
 use pagoda_core::stats::{CATALOGUE, FAULT_CAUSES, Metric, Stats};
 use pagoda_core::units::{Bytes, PAGE_SIZE};
@@ -17,6 +17,7 @@ use pagoda_sys::host::FolioSize;
 
 use super::{Registry, Vm};
 use crate::balloon;
+use crate::moves::board;
 use crate::policy::host::read_memory;
 use crate::policy::report::Sharing;
 use crate::record::OperationKind;
@@ -25,8 +26,9 @@ impl Registry {
     /// All VMs, by name.
     pub fn list(&self) -> Vec<VmInfo> {
         let names: Vec<String> = self.lock().keys().cloned().collect();
+        let moves = board::under_way(self);
         // One that ends meanwhile is left out, and nobody waits for its files.
-        names.iter().filter_map(|name| self.find(name)).collect()
+        names.iter().filter_map(|name| self.find(name, &moves)).collect()
     }
 
     /// One VM, as of now.
@@ -34,14 +36,15 @@ impl Registry {
     /// # Errors
     /// No such VM.
     pub fn get(&self, name: &str) -> Result<VmInfo, ApiError> {
-        self.find(name).ok_or_else(|| self.missing(name))
+        self.find(name, &board::under_way(self)).ok_or_else(|| self.missing(name))
     }
 
-    fn find(&self, name: &str) -> Option<VmInfo> {
+    fn find(&self, name: &str, moves: &[MoveStatus]) -> Option<VmInfo> {
         // The engine is asked without the lock: it may be waiting for its disk.
         let handle = self.lock().get(name)?.handle.clone();
         let status = handle.as_deref().map(Handle::fresh_status);
-        self.lock().get(name).map(|vm| self.info(vm, status))
+        let moving = moves.iter().find(|of| of.vm == name).cloned().map(Box::new);
+        self.lock().get(name).map(|vm| VmInfo { moving, ..self.info(vm, status) })
     }
 
     fn info(&self, vm: &Vm, status: Option<Arc<Status>>) -> VmInfo {
@@ -91,6 +94,7 @@ impl Registry {
             loading: vm.record.operation.is_some_and(|of| of.kind == OperationKind::Restore),
             resumed_unix_us: vm.resumed_unix_us,
             outbox: self.outbox_of(vm.record.token),
+            moving: None,
         }
     }
 
@@ -112,6 +116,10 @@ impl Registry {
         };
         line("dram", Bytes(vm.dram_limit_bytes).to_string(), cap);
         line("resident", Bytes(vm.resident_bytes).to_string(), "pages in DRAM now");
+        if let Some(of) = &vm.moving {
+            let (value, reason) = move_words(of);
+            line("move", value, &reason);
+        }
         if let Some(outbox) = &vm.outbox {
             line("outbox", Bytes(outbox.charged_bytes).to_string(), &outbox_reason(outbox));
         }
@@ -240,6 +248,18 @@ impl Registry {
         problems.extend(cgroup_problem());
         Health { ok: problems.is_empty(), problems }
     }
+}
+
+/// Where a VM moves, and how far that is.
+fn move_words(of: &MoveStatus) -> (String, String) {
+    let way = if of.direction == MoveDirection::In { "from" } else { "to" };
+    let mut words = vec![of.phase.word().to_owned()];
+    if of.round > 0 {
+        words.push(format!("round {}: {} sent, {} left", of.round, Bytes(of.sent_bytes), Bytes(of.left_bytes)));
+    }
+    words.extend(of.expected_downtime_ms.map(|ms| format!("it would stand still for {ms} ms")));
+    words.extend(of.waits.as_ref().map(|waits| format!("waits: {waits}")));
+    (format!("{way} {}", of.host), format!("{}; `pagoda moves show {}` has more", words.join("; "), of.vm))
 }
 
 /// Why an outbox costs what it does.

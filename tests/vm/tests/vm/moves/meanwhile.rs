@@ -231,6 +231,10 @@ fn a_guest_that_writes_faster_than_the_link_is_slowed() -> Result<()> {
         println!("{shown}");
         ensure!(shown.contains(" us for each first write to a page"), "{shown}");
         ensure!(write_delay(&hosts.one)? > 0, "nobody is slowed");
+        let shown = hosts.one.daemon.vm("web1")?.moving.context("it is seen that it moves")?;
+        ensure!(shown.host == hosts.other.name && shown.sent_bytes > 0, "{shown:?}");
+        let explained = hosts.one.daemon.client().explain("web1")?;
+        ensure!(explained.lines.iter().any(|line| line.term == "move"), "{explained:?}");
         let cancelled = hosts.one.daemon.run_cli(&["moves", "cancel", "web1"])?;
         ensure!(cancelled.status.success(), "{}", text(&cancelled.stderr));
         let (status, said) = end(moving)?;
