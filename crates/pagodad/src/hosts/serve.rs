@@ -131,6 +131,7 @@ fn take_stream(registry: &Arc<Registry>, link: Link, first: &[u8]) -> Result<(),
     trusts(&of(registry), &peer).map_err(|why| LinkError::Io(std::io::Error::other(why)))?;
     match Accepted::new(link, first)? {
         Accepted::Control(vm, sender, receiver) => destination::take_control(registry, peer, &vm, sender, receiver),
+        Accepted::Disk(of, link) => destination::take_disk(registry, of, link)?,
         Accepted::Data(receiver) => destination::take_data(registry, peer, receiver),
     }
     Ok(())

@@ -18,6 +18,7 @@ use pagoda_move::units::AttemptId;
 use pagoda_pager::handle::Command;
 use pagoda_pager::tier::source::Arrivals;
 
+use super::exports::Exports;
 use super::tail::Tail;
 use crate::moves::channel::STREAMS;
 use crate::moves::sessions::Arriving;
@@ -74,7 +75,10 @@ impl Wanted {
     /// # Errors
     /// Why not. What was made is there still, and is removed by [`discard`].
     pub fn prepare(&self, registry: &Arc<Registry>) -> Result<Arriving> {
-        let Specification { launch, spec, memory, remote, .. } = &self.specification;
+        let Specification { launch, spec, memory, remote, disks, .. } = &self.specification;
+        if !disks.is_empty() {
+            registry.moves.copies.make(&self.name, self.attempt, launch, disks)?;
+        }
         if let Some(remote) = remote {
             handover::check(&Dirs::of(&registry.config), &self.name, remote)?;
         }
@@ -110,7 +114,12 @@ impl Wanted {
                 let needed = &self.specification.qemu.machine;
                 ensure!(machine == *needed, "its QEMU has the machine {machine}, and its state is of {needed}");
                 state::leave_disks_alone(&qmp, true).context("have it leave its disks alone until it runs")?;
-                return Ok(Arriving { id, store, handle, qmp });
+                let dir = registry.moves.notes().dir();
+                let exports = match disks.is_empty() {
+                    true => None,
+                    false => Some(Arc::new(Exports::start(&qmp, &launch.cwd, disks, dir, self.attempt)?)),
+                };
+                return Ok(Arriving { id, store, handle, exports, qmp });
             }
             if let Some(why) = started.why_ended() {
                 bail!(why);
@@ -170,8 +179,13 @@ pub fn load(
     report: impl FnOnce(Result<(), String>) + Send + 'static,
 ) -> Result<()> {
     let gate = registry.gate_of(vm.id).context("its QEMU has ended")?;
-    let qmp = Arc::clone(&vm.qmp);
+    let (qmp, exports) = (Arc::clone(&vm.qmp), vm.exports.clone());
     let load = move || {
+        // The source's QEMU has flushed its copies of them, before it saved this state.
+        let ended = exports.map_or(Ok(()), |exports| exports.end(&qmp));
+        if let Err(error) = ended {
+            return report(Err(in_full(error.as_ref())));
+        }
         let loaded = state::load(&Held::new(qmp), &gate, &mut &device_state[..], Instant::now() + LOAD_MAX);
         report(loaded.context("load its state").map_err(|error| in_full(error.as_ref())));
     };

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, ErrorCode};
+use pagoda_core::units::Bytes;
 use pagoda_link::LinkError;
 use pagoda_move::note::Note;
 use pagoda_move::units::ConnectionNo;
@@ -22,11 +23,20 @@ use crate::registry::Registry;
 /// How long the other host may take to compare. It does nothing else for it.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Asks the destination, too. What is to be started there it looks at only when it makes room. Whether both hosts have one arbiter.
+/// What two hosts say of a VM that could move.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// Both have one arbiter.
+    pub has_arbiter: bool,
+    /// Of disks that would be copied.
+    pub disks: Bytes,
+}
+
+/// Asks the destination, too. What is to be started there it looks at only when it makes room, and where disks are to be.
 ///
 /// # Errors
 /// What keeps the VM from moving. Nothing is changed here or there.
-pub fn ask(registry: &std::sync::Arc<Registry>, request: &Request) -> Result<bool, ApiError> {
+pub fn ask(registry: &std::sync::Arc<Registry>, request: &Request) -> Result<Asked, ApiError> {
     let checked = check(registry, request)?;
     let refuse = |why: String| {
         let what = format!("{} does not move to {}: {why}", request.vm, checked.host.name);
@@ -54,7 +64,9 @@ pub fn ask(registry: &std::sync::Arc<Registry>, request: &Request) -> Result<boo
     thread::Builder::new().name("ask".into()).spawn(watch).map_err(|error| silent(error.to_string()))?;
     let answer = answer(&mut receiver, |message| message.attempt() == attempt);
     drop(done);
-    answer.map_err(silent)?.map_err(|reasons| refuse(in_words(&reasons)))
+    let has_arbiter = answer.map_err(silent)?.map_err(|reasons| refuse(in_words(&reasons)))?;
+    let disks = checked.offer.disks.iter().map(|disk| disk.content).fold(0, u64::saturating_add);
+    Ok(Asked { has_arbiter, disks: Bytes(disks) })
 }
 
 /// Whether it is welcome, and both hosts have one arbiter; or why not.

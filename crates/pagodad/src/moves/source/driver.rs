@@ -32,6 +32,7 @@ use super::copying::{Copying, Extent, Turn};
 use super::guest::Guest;
 use super::input::Input;
 use super::line::{Called, Line};
+use super::mirror::Mirror;
 use super::progress::{Ended, Progress};
 use super::shown::{self, Stage};
 use super::standing::Outcome;
@@ -84,6 +85,8 @@ pub struct Driver {
     /// On the VM's note, until the move is over.
     claim: Option<Claim>,
     copying: Option<Copying>,
+    /// Its disks, until it runs there or stays here.
+    mirror: Option<Mirror>,
     /// The VM's remote tier is handed over, and the destination gets its map.
     hands_over: bool,
     /// Once the VM runs at its destination and lacks pages there, or may.
@@ -123,6 +126,7 @@ impl Driver {
             is_over: Arc::default(),
             claim: Some(claim),
             copying: None,
+            mirror: None,
             hands_over: false,
             tail: None,
             wait_until: None,
@@ -176,7 +180,7 @@ impl Driver {
         let next = self.begun.owner.next_at(now);
         let next = self.wait_until.map_or(next, |until| next.min(until));
         match self.begun.stage {
-            Stage::Owning(_) => next.min(now + SHOW_EVERY),
+            Stage::Owning(_) | Stage::Mirroring => next.min(now + SHOW_EVERY),
             _ => next,
         }
     }
@@ -204,6 +208,9 @@ impl Driver {
                     copying.sent(connection, gone);
                 }
             }
+            Input::Disks(Ok(())) if self.begun.stage == Stage::Mirroring => self.own_all(),
+            Input::Disks(Ok(())) => {}
+            Input::Disks(Err(why)) => self.give_up(why),
             Input::Stopped(outcome) => self.stopped(outcome),
             Input::Arbiter(answer) => self.arbiter_answers(answer),
             Input::Order(Order::Cancel) => self.cancel("its user has cancelled it"),
@@ -275,6 +282,11 @@ impl Driver {
             tail.lost_link();
         }
         self.event(SourceEvent::LinkDown);
+        // Each disk has one stream. Once the state is saved they are there.
+        if self.mirror.is_some() && self.state.is_none() && !self.begun.owner.is_over() {
+            let why = self.unreachable.clone().unwrap_or_default();
+            self.give_up(format!("the connection was lost while its disks were copied: {why}"));
+        }
         if !self.begun.owner.is_over() {
             self.call();
         }
@@ -297,7 +309,9 @@ impl Driver {
                 Control::Hello(offer.hello(attempt, line.no, Generation(offered.generation.0 - 1)))
             }
             (Stage::Reserving, Some(_)) => return self.reserve(),
-            (Stage::Owning(_) | Stage::Copying, _) => Control::Resume { attempt, connection: line.no },
+            (Stage::Mirroring | Stage::Owning(_) | Stage::Copying, _) => {
+                Control::Resume { attempt, connection: line.no }
+            }
             (Stage::Greeting | Stage::Reserving | Stage::Granted, _) => return,
         };
         line.send(&message);
@@ -397,7 +411,7 @@ impl Driver {
     fn offer(&mut self) {
         let note = Note::Owned(Owned::Offered(self.begun.owner.offered()));
         match self.begun.notes.write(&self.begun.called.vm, Some(note)) {
-            Ok(()) => self.own_all(),
+            Ok(()) => self.copy_disks(),
             Err(error) => self.give_up(format!("note whom it is offered to: {}", in_full(error.as_ref()))),
         }
     }
@@ -414,6 +428,46 @@ impl Driver {
         };
         if let Err(error) = self.begun.notes.write(&self.begun.called.vm, note) {
             tracing::warn!(vm = %self.begun.called.vm, "note that it stays: {}", in_full(error.as_ref()));
+        }
+    }
+
+    /// Before its memory, since they take longer: the guest writes more often to that.
+    fn copy_disks(&mut self) {
+        let (Some((offer, settings)), Some((qmp, pid))) = (&self.begun.offer, self.begun.guest.monitor()) else {
+            return self.give_up("the VM has ended".to_owned());
+        };
+        if offer.disks.is_empty() {
+            return self.own_all();
+        }
+        let attempt = self.begun.owner.offered().attempt;
+        let speed = settings.bandwidth_max;
+        match Mirror::begin(
+            (&qmp, pid),
+            self.begun.notes.dir(),
+            &self.begun.called,
+            attempt,
+            &offer.disks,
+            speed,
+            &self.begun.own,
+        ) {
+            Ok(mirror) => {
+                let files = offer.disks.iter().map(|disk| disk.image.file.clone()).collect();
+                let mut shown = self.shown();
+                (shown.disk_files, shown.has_begun) = (files, true);
+                drop(shown);
+                self.mirror = Some(mirror);
+                self.begun.stage = Stage::Mirroring;
+                self.answer(Ok(()));
+            }
+            Err(error) => self.give_up(format!("start a thread: {error}")),
+        }
+    }
+
+    /// Its time is that of all of the move.
+    fn look_at_time(&mut self) {
+        let max = self.begun.offer.as_ref().and_then(|(_, settings)| settings.time_max);
+        if self.begun.stage == Stage::Mirroring && max.is_some_and(|max| self.began.elapsed() > max) {
+            self.give_up("its time was over before its disks were copied".to_owned());
         }
     }
 
@@ -445,7 +499,11 @@ impl Driver {
             Ok(hands_over) => hands_over,
             Err(error) => return self.give_up(in_full(error.as_ref())),
         };
-        match Copying::begin(&engine, *settings, extent, no, own, self.now()) {
+        // Of the time that it may take its disks have had a part.
+        let time_max =
+            settings.time_max.map(|max| max.saturating_sub(self.began.elapsed()).max(Duration::from_millis(1)));
+        let settings = if self.mirror.is_some() { Settings { time_max, ..*settings } } else { *settings };
+        match Copying::begin(&engine, settings, extent, no, own, self.now()) {
             Ok(copying) => {
                 self.copying = Some(copying);
                 self.begun.stage = Stage::Copying;
@@ -472,6 +530,7 @@ impl Driver {
             self.note_why(ErrorCode::GivenUp, "its QEMU has ended".to_owned());
             self.event(SourceEvent::QemuDied);
         }
+        self.look_at_time();
         self.begin_rounds();
         self.remind();
         self.show();
@@ -573,7 +632,8 @@ impl Driver {
                 }
                 Action::Stop => {
                     tracing::debug!(vm = %self.begun.called.vm, "pause: it is to stop");
-                    if let Err(error) = self.begun.guest.stop(self.begun.own.clone()) {
+                    let disks = self.mirror.as_ref().map(Mirror::completer);
+                    if let Err(error) = self.begun.guest.stop(disks, self.begun.own.clone()) {
                         let failed = Outcome::Failed { why: in_full(error.as_ref()), is_left: false };
                         let _ = self.begun.own.send(Input::Stopped(failed));
                     }
@@ -581,7 +641,7 @@ impl Driver {
                 Action::Run => self.let_run(),
                 Action::Discard => {
                     self.show();
-                    (self.copying, self.tail) = (None, None);
+                    (self.copying, self.tail, self.mirror) = (None, None, None);
                     self.begun.guest.discard();
                 }
                 Action::Ask(claim) => self.ask_arbiter(claim),
@@ -617,6 +677,9 @@ impl Driver {
     fn let_run(&mut self) {
         (self.copying, self.tail) = (None, None);
         self.slow_writers();
+        if let Some(mirror) = &self.mirror {
+            mirror.cut();
+        }
         while self.begun.guest.is_stopping() {
             // A state that is being saved cannot be called back. It has a deadline.
             match self.begun.inputs.recv() {
@@ -626,14 +689,21 @@ impl Driver {
             }
         }
         self.begun.guest.let_run();
+        // The guest does not wait for that.
+        self.mirror = None;
     }
 
     fn end(&mut self, end: End) {
         self.is_over.store(true, Ordering::Relaxed);
+        self.show();
+        self.mirror = None;
         let vm = self.begun.called.vm.clone();
         let (code, why) = self.why.take().unwrap_or((ErrorCode::GivenUp, shown::reason_of(end).to_owned()));
         match end {
-            End::Moved => tracing::info!(%vm, downtime = ?self.downtime, "it has moved to {}", self.to()),
+            End::Moved => {
+                let files = self.shown().disk_files.join(", ");
+                tracing::info!(%vm, downtime = ?self.downtime, files, "it has moved to {}", self.to());
+            }
             other => tracing::warn!(%vm, "it has not moved to {}: {other:?}: {why}", self.to()),
         }
         if matches!(end, End::GivenUp | End::CameBack | End::Crashed) {
@@ -670,6 +740,7 @@ impl Driver {
         (shown.phase, shown.elapsed, shown.downtime) = (phase, self.began.elapsed(), self.downtime);
         let placed = self.copying.as_ref().map(Copying::placed);
         shown::update(&mut shown, rounds.as_ref(), placed, self.unreachable.as_deref());
+        shown.disks = self.mirror.as_ref().map_or(shown.disks, Mirror::copied);
         shown.arbiter = Some(self.shown_arbiter(&shown.to));
         self.show_tail(&mut shown, rounds.map_or(Bytes::ZERO, |rounds| rounds.sent));
     }

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, anyhow};
 use pagoda_api::in_full;
 use pagoda_core::units::Bytes;
 
+use super::mirror::Completer;
 use crate::qmp::state::{self, Gate, Saved};
 use crate::qmp::{Monitor, QemuTime};
 
@@ -37,7 +38,7 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// Has the VM stopped. `report` hears what became of it.
+    /// Has the VM stopped. Its disks are copied to their ends before its state is saved. `report` hears what became of it.
     ///
     /// # Errors
     /// No thread can be had.
@@ -46,10 +47,11 @@ impl Standing {
         gate: impl Gate + Send + 'static,
         max: Bytes,
         deadline: Instant,
+        disks: Option<Completer>,
         report: impl FnOnce(Outcome) + Send + 'static,
     ) -> std::io::Result<Standing> {
         let (asks, asked) = channel();
-        let keep = move || keep(&qmp, &gate, max, deadline, report, &asked);
+        let keep = move || keep(&qmp, &gate, (max, deadline, disks), report, &asked);
         thread::Builder::new().name("move-stop".into()).spawn(keep)?;
         Ok(Standing { asks })
     }
@@ -81,12 +83,13 @@ impl Standing {
 fn keep(
     qmp: &Monitor,
     gate: &dyn Gate,
-    max: Bytes,
-    deadline: Instant,
+    (max, deadline, disks): (Bytes, Instant, Option<Completer>),
     report: impl FnOnce(Outcome),
     asked: &Receiver<Ask>,
 ) {
-    let Saved { state, pause } = match state::save(qmp, gate, max, deadline) {
+    let mut complete = disks.map(|disks| move || disks.complete(deadline));
+    let before = complete.as_mut().map(|complete| complete as state::Before<'_>);
+    let Saved { state, pause } = match state::save_after(qmp, gate, max, deadline, before) {
         Ok(saved) => saved,
         Err(error) => {
             let is_left = error.left.is_some();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::capability::{keep_ram, leaves_ram_out};
+use super::capability::{keep_ram, leaves_ram_out, wait_no_more};
 use super::gate::{Gate, Opened};
 use super::progress::{RunState, cancel, has_sent_ram, run_state};
 use super::stream::take_end_back;
@@ -32,9 +32,11 @@ pub fn undo(monitor: &Monitor, gate: &dyn Gate, paused: &[RunState]) -> Result<(
         with_ram = kept.context("have RAM in the next migration");
     }
     take_end_back(monitor);
+    // None of ours is under way any more.
+    let waits_no_more = wait_no_more(monitor).context("have it wait with no state");
     // Also if that failed: a guest does not wait for a gate.
     run_again(monitor, paused, deadline).context("let the VM run")?;
-    with_ram
+    with_ram.and(waits_no_more)
 }
 
 fn run_again(monitor: &Monitor, paused: &[RunState], deadline: Instant) -> Result<()> {
