@@ -137,6 +137,16 @@ impl Link<'_> {
             return;
         }
         let done = match message {
+            Control::Check { attempt, specification } => match &talk.greeted {
+                Some((hello, register)) if hello.attempt == *attempt => {
+                    self.look_at(hello, *register, specification).map(|wanted| {
+                        if wanted.is_some() {
+                            self.send(&Control::Possible { attempt: *attempt });
+                        }
+                    })
+                }
+                _ => self.answer(talk, message),
+            },
             Control::Reserve { attempt, specification, .. } => match talk.greeted.take() {
                 Some((hello, register)) if hello.attempt == *attempt => {
                     self.reserve(talk, &hello, register, specification)
@@ -233,22 +243,33 @@ impl Link<'_> {
         }
     }
 
-    /// The first message that leaves a trace here.
-    fn reserve(&self, talk: &mut Talk, hello: &Hello, register: Option<RegisterId>, specification: &str) -> Result<()> {
+    /// What would be made, or None: its source hears why not. Nothing is changed.
+    fn look_at(
+        &self,
+        hello: &Hello,
+        register: Option<RegisterId>,
+        specification: &str,
+    ) -> Result<Option<Specification>> {
         let specification = Specification::parse(specification)?;
         let forbidden = start::check(&self.registry.config.moves, &specification.launch);
         if let Err(whys) = forbidden {
             self.refuse(hello.attempt, whys);
-            return Ok(());
+            return Ok(None);
         }
         check_memory(&specification, hello)?;
         let Specification { launch, disks, .. } = &specification;
         if let Err(whys) = copies::check(&self.registry.config.moves, launch, disks) {
             self.refuse(hello.attempt, whys);
-            return Ok(());
+            return Ok(None);
         }
         let may_arbitrate = register.is_none() || specification.remote.is_none();
         ensure!(may_arbitrate, "its remote tier is handed over, and no arbiter decides about such a VM");
+        Ok(Some(specification))
+    }
+
+    /// The first message that leaves a trace here.
+    fn reserve(&self, talk: &mut Talk, hello: &Hello, register: Option<RegisterId>, specification: &str) -> Result<()> {
+        let Some(specification) = self.look_at(hello, register, specification)? else { return Ok(()) };
         let claim = self.claim()?;
         // Looked at once more: the name may be taken by now.
         let note = self.note()?;

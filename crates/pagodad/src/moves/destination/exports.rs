@@ -76,20 +76,20 @@ impl Exports {
         Ok(stream)
     }
 
-    /// Nothing is taken in any more.
-    pub fn cut(&self) {
+    /// Nothing is taken in any more. Whether each disk has had its stream.
+    pub fn cut(&self) -> bool {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         streams.has_ended = true;
         streams.open.values().for_each(|stream| drop(stream.shutdown(std::net::Shutdown::Both)));
-        streams.open.clear();
+        streams.open.len() == usize::from(streams.disks)
     }
 
     /// The same, and QEMU has nothing in flight to a disk, and serves none.
     ///
     /// # Errors
-    /// QEMU's.
+    /// A disk has not come; QEMU's.
     pub fn end(&self, qmp: &Monitor) -> Result<()> {
-        self.cut();
+        ensure!(self.cut(), "a disk has not come");
         qmp.execute("nbd-server-stop").context("have it serve no disks any more")?;
         let answer = qmp.execute("query-block-exports")?;
         let is_none = answer.as_array().is_some_and(Vec::is_empty);
@@ -136,7 +136,7 @@ mod tests {
         taken.read_exact(&mut byte).unwrap();
         assert!(exports.connect(1).is_err(), "it has had its stream");
         assert!(exports.connect(2).is_err(), "there is none");
-        exports.cut();
+        assert!(!exports.cut(), "disk 0 has not come");
         assert_eq!((byte, taken.read(&mut [0]).unwrap()), (*b"a", 0));
         assert!(exports.connect(0).is_err(), "no disk comes any more");
         std::fs::remove_dir_all(&dir).unwrap();

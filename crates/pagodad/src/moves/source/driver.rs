@@ -632,8 +632,7 @@ impl Driver {
                 }
                 Action::Stop => {
                     tracing::debug!(vm = %self.begun.called.vm, "pause: it is to stop");
-                    let disks = self.mirror.as_ref().map(Mirror::completer);
-                    if let Err(error) = self.begun.guest.stop(disks, self.begun.own.clone()) {
+                    if let Err(error) = self.stop() {
                         let failed = Outcome::Failed { why: in_full(error.as_ref()), is_left: false };
                         let _ = self.begun.own.send(Input::Stopped(failed));
                     }
@@ -650,6 +649,13 @@ impl Driver {
                 Action::End(end) => self.end(end),
             }
         }
+    }
+
+    fn stop(&mut self) -> anyhow::Result<()> {
+        let disks = self.mirror.as_ref().map(Mirror::completer);
+        let has_disks = self.begun.offer.as_ref().is_some_and(|(offer, _)| !offer.disks.is_empty());
+        anyhow::ensure!(disks.is_some() || !has_disks, "its disks are not being copied");
+        self.begun.guest.stop(disks, self.begun.own.clone())
     }
 
     /// Whether the note is durable. The VM is given away only if it has stood still since its state.

@@ -8,7 +8,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use pagoda_api::{MoveOutcome, MovePhase, MovePlan};
-use vm_tests::{GuestOptions, Lab, MIB, Qemu, wait};
+use serde_json::json;
+use vm_tests::control::Control;
+use vm_tests::qmp::Qmp;
+use vm_tests::{Guest, GuestOptions, Lab, MIB, Qemu, wait};
 
 use super::hosts::{Host, Hosts, text};
 use super::moving::{begin, end, settled, wait_phase};
@@ -16,6 +19,8 @@ use super::{DOWNTIME, FILL, GIVEN_UP, REFUSED, ensure_moved, ensure_stayed, opti
 use crate::snapshots_disks::qemu_img;
 
 const DISK_MIB: u64 = 24;
+/// What the guest writes of it.
+const GUEST_MIB: u64 = 16;
 
 /// Two disks, of which the guest writes one.
 const NAMES: [(&str, &str); 2] = [("web1.qcow2", "qcow2"), ("web1.raw", "raw")];
@@ -31,20 +36,34 @@ fn with_disks(lab: &Lab, qemu: Qemu, first: usize) -> GuestOptions {
         )
     });
     let drives: Vec<String> = drives.collect();
-    GuestOptions { append: options(qemu).append, ..options(qemu).more(&drives.join(" ")) }
+    let monitor = format!("-qmp unix:{}/web1.user,server=on,wait=off", lab.dir().join("vms").display());
+    options(qemu).more(&drives.join(" ")).more(&monitor)
+}
+
+/// Its QEMU has no job, serves no disk, and has no node of another host's.
+fn ensure_nothing_left_in_qemu(host: &Host) -> Result<()> {
+    let mut monitor = Qmp::connect(&host.files.join("web1.user"))?;
+    for what in ["query-jobs", "query-block-exports"] {
+        let left = monitor.execute(what, json!({}))?;
+        ensure!(left.as_array().is_some_and(Vec::is_empty), "{what} on {}: {left}", host.name);
+    }
+    let nodes = monitor.execute("query-named-block-nodes", json!({ "flat": true }))?;
+    let is_ours = |node: &serde_json::Value| node["node-name"].as_str().is_none_or(|name| name.contains("pagoda"));
+    ensure!(!nodes.as_array().context("nodes")?.iter().any(is_ours), "{nodes}");
+    Ok(())
 }
 
 fn disk(host: &Host, index: usize) -> PathBuf {
     host.files.join(NAMES[index].0)
 }
 
-/// With content that the guest does not look at.
+/// All zeros where the guest writes, and with content behind that.
 fn make_disks(host: &Host) -> Result<()> {
-    for (index, (_, format)) in NAMES.iter().enumerate() {
-        let file = disk(host, index).display().to_string();
-        qemu_img(&["create", "-q", "-f", format, &file, &format!("{DISK_MIB}M")])?;
-    }
-    Ok(())
+    let mut content = vec![0; (GUEST_MIB * MIB) as usize];
+    content.resize((DISK_MIB * MIB) as usize, 0xa7);
+    fs::write(disk(host, 1), content).context("make a disk")?;
+    let files = [1, 0].map(|index| disk(host, index).display().to_string());
+    qemu_img(&["convert", "-q", "-f", "raw", "-O", "qcow2", &files[0], &files[1]])
 }
 
 fn ensure_no_disks(host: &Host) -> Result<()> {
@@ -72,6 +91,8 @@ fn disks_move(qemu: Qemu, first: usize) -> Result<()> {
         control.run("fill 30")?;
         control.send("run blocks seconds=20 write=70 threads=2")?;
         control.wait_progress()?;
+        what_is_there_is_not_replaced(&hosts)?;
+
         let plan = hosts.try_move(&hosts.one, &hosts.other, &["--copy-disks", "--dry-run", "--json"])?;
         ensure!(plan.status.success(), "{}", text(&plan.stderr));
         let plan: MovePlan = serde_json::from_slice(&plan.stdout)?;
@@ -82,6 +103,7 @@ fn disks_move(qemu: Qemu, first: usize) -> Result<()> {
         ensure!(said.contains(" of disks in ") && said.contains("its disk here is used no more: /"), "{said}");
         ensure!(!control.has_replied(), "it was ready before it moved");
         ensure_moved(&hosts, &hosts.one, &hosts.other)?;
+        ensure_nothing_left_in_qemu(&hosts.other)?;
         let ended = hosts.one.daemon.client().move_of("web1")?;
         ensure!(ended.disk_total_bytes > 0 && ended.disk_copied_bytes == ended.disk_total_bytes, "{ended:?}");
         let mut there = hosts.other.control(&guest)?;
@@ -113,23 +135,35 @@ fn disks_move(qemu: Qemu, first: usize) -> Result<()> {
     })
 }
 
+/// A disk's path is taken at the destination: it is refused, before and when the VM moves, and nothing is made there.
+fn what_is_there_is_not_replaced(hosts: &Hosts) -> Result<()> {
+    let taken = disk(&hosts.other, 1);
+    fs::write(&taken, "somebody's").context("take a path")?;
+    for how in [&["--copy-disks", "--dry-run"][..], &["--copy-disks"]] {
+        let refused = hosts.try_move(&hosts.one, &hosts.other, how)?;
+        let said = text(&refused.stderr);
+        ensure!(
+            refused.status.code() == Some(REFUSED) && said.contains("web1.raw is there already"),
+            "{how:?}: {said}"
+        );
+        hosts.other.ensure_nothing_left()?;
+        ensure!(!disk(&hosts.other, 0).exists(), "the other one was made");
+        ensure!(fs::read_to_string(&taken)? == "somebody's", "it was replaced");
+    }
+    let refused = hosts.try_move(&hosts.one, &hosts.other, &[])?;
+    ensure!(text(&refused.stderr).contains("--copy-disks"), "{}", text(&refused.stderr));
+    Ok(fs::remove_file(&taken)?)
+}
+
+/// The guest writes to the qcow2 one.
 #[test]
-fn a_qcow2_disk_is_copied() -> Result<()> {
+fn disks_are_copied() -> Result<()> {
     disks_move(Qemu::System, 0)
 }
 
+/// The guest writes to the raw one.
 #[test]
-fn a_raw_disk_is_copied() -> Result<()> {
-    disks_move(Qemu::System, 1)
-}
-
-#[test]
-fn a_qcow2_disk_is_copied_qemu_10() -> Result<()> {
-    disks_move(Qemu::Ten, 0)
-}
-
-#[test]
-fn a_raw_disk_is_copied_qemu_10() -> Result<()> {
+fn disks_are_copied_qemu_10() -> Result<()> {
     disks_move(Qemu::Ten, 1)
 }
 
@@ -161,6 +195,13 @@ fn with_content(lab: &Lab, qemu: Qemu) -> Result<(GuestOptions, Hosts)> {
     Ok((options, hosts))
 }
 
+/// It runs where it was, and nothing of a move is left on either host.
+fn ensure_no_trace(hosts: &Hosts, guest: &Guest, control: &mut Control) -> Result<()> {
+    ensure_stayed(hosts, guest, control)?;
+    ensure_nothing_left_in_qemu(&hosts.one)?;
+    ensure_no_disks(&hosts.other)
+}
+
 fn given_up_in_between(qemu: Qemu) -> Result<()> {
     Lab::run("moves that are given up while disks are copied", 2, |lab| {
         let (options, hosts) = with_content(lab, qemu)?;
@@ -174,16 +215,14 @@ fn given_up_in_between(qemu: Qemu) -> Result<()> {
         println!("cancelled: {}", end(moving, &[GIVEN_UP])?);
         let ended = wait_over(&hosts.one)?;
         ensure!(ended.outcome == MoveOutcome::GivenUp, "{ended:?}");
-        ensure_stayed(&hosts, &guest, &mut control)?;
-        ensure_no_disks(&hosts.other)?;
+        ensure_no_trace(&hosts, &guest, &mut control)?;
 
         let moving = begin_slowly(&hosts)?;
         hosts.other.daemon.kill9()?;
         control.run("verify").context("it runs meanwhile")?;
         hosts.other.daemon.start_again()?;
         println!("killed there: {}", end(moving, &[GIVEN_UP])?);
-        ensure_stayed(&hosts, &guest, &mut control)?;
-        ensure_no_disks(&hosts.other)?;
+        ensure_no_trace(&hosts, &guest, &mut control)?;
         hosts.wait_connected()?;
 
         let moving = begin_slowly(&hosts)?;
@@ -191,8 +230,7 @@ fn given_up_in_between(qemu: Qemu) -> Result<()> {
         hosts.one.daemon.start_again()?;
         println!("killed here: {}", end(moving, &[GIVEN_UP])?);
         ensure!(settled(&hosts)?.index == hosts.one.index, "it runs at the other host");
-        ensure_stayed(&hosts, &guest, &mut control)?;
-        ensure_no_disks(&hosts.other)?;
+        ensure_no_trace(&hosts, &guest, &mut control)?;
         hosts.wait_connected()?;
 
         hosts.moves(&hosts.one, &hosts.other, &[&DOWNTIME[..], &["--copy-disks"]].concat()).context("then it moves")?;
@@ -213,29 +251,4 @@ fn what_is_given_up_leaves_no_disks() -> Result<()> {
 #[test]
 fn what_is_given_up_leaves_no_disks_qemu_10() -> Result<()> {
     given_up_in_between(Qemu::Ten)
-}
-
-#[test]
-fn what_is_there_is_not_replaced() -> Result<()> {
-    Lab::run("a disk's path is taken at the destination", 1, |lab| {
-        let options = with_disks(lab, Qemu::System, 0);
-        let hosts = Hosts::start(lab, &options)?;
-        make_disks(&hosts.one)?;
-        let guest = hosts.guest(lab, &options)?;
-        let mut control = guest.control()?;
-        control.run(FILL)?;
-        fs::write(disk(&hosts.other, 1), "somebody's").context("take a path")?;
-        let refused = hosts.try_move(&hosts.one, &hosts.other, &["--copy-disks"])?;
-        let said = text(&refused.stderr);
-        println!("{said}");
-        ensure!(refused.status.code() == Some(REFUSED) && said.contains("is there already"), "{said}");
-        ensure_stayed(&hosts, &guest, &mut control)?;
-        hosts.other.ensure_nothing_left()?;
-        ensure!(!disk(&hosts.other, 0).exists(), "the other one was not made");
-        ensure!(fs::read_to_string(disk(&hosts.other, 1))? == "somebody's", "it was replaced");
-        let refused = hosts.try_move(&hosts.one, &hosts.other, &[])?;
-        ensure!(text(&refused.stderr).contains("--copy-disks"), "{}", text(&refused.stderr));
-        control.send("poweroff")?;
-        hosts.one.daemon.wait_gone("web1")
-    })
 }

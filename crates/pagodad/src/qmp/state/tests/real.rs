@@ -178,9 +178,9 @@ fn something_is_done_before(program: &Path) -> Result<()> {
         calls += 1;
         Ok(())
     };
-    let saved = save_after(&source.monitor, &gate, Bytes::from_mib(64), deadline(), Some(&mut count))?;
-    ensure!(calls == 1 && saved.pause.was_running() && source.capabilities()? == ["events"]);
-    resume(saved.pause)?;
+    let Saved { state, pause } = save_after(&source.monitor, &gate, Bytes::from_mib(64), deadline(), Some(&mut count))?;
+    ensure!(calls == 1 && !state.is_empty() && pause.was_running() && source.capabilities()? == ["events"]);
+    resume(pause)?;
     source.next_count()?;
     Ok(())
 }
