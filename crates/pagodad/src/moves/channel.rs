@@ -1,5 +1,5 @@
-//! The streams of a move: one for control messages, some for pages, and one for each disk that is copied ([`disk`]). Each is a stream of its own between the two hosts, whose
-//! first record says which of the two it is. `docs/protocol/link.md` has all first bytes.
+//! The streams of a move: one for control messages, some for pages, and one for each disk that is copied ([`disk`]). Each is a stream of its
+//! own between the two hosts, whose first record says which of these it is. `docs/protocol/link.md` has all first bytes.
 //!
 //! Frames (`pagoda_move::wire`) are one after the other in records. A frame's header is checked before there is room for its
 //! payload. A control stream has a thread that sends, so that nobody who decides about a VM waits for a network. It sends an empty

@@ -438,7 +438,7 @@ impl Session {
                 Action::Discard => {
                     if let Some(arriving) = self.arriving.take() {
                         arriving.store.close();
-                        arriving.exports.iter().for_each(|exports| drop(exports.cut()));
+                        arriving.exports.iter().for_each(|exports| _ = exports.cut());
                     }
                     vm::discard(&self.registry, &self.vm, self.attempt, self.id);
                     let Moves { copies, .. } = &self.registry.moves;

@@ -2,7 +2,7 @@
 //!
 //! | step | QEMU here | the guest |
 //! |---|---|---|
-//! | 1 | gets a node for each disk there, by NBD through a socket without a name, from which this daemon carries it in a stream of the move | runs |
+//! | 1 | gets a node for each disk there: NBD through a socket without a name, which this daemon carries in a stream of the move | runs |
 //! | 2 | a mirror job for each disk copies all of it (blockdev-mirror, sync=full), and what is written meanwhile | runs |
 //! | 3 | all jobs are ready: what is written is copied again and again. The rounds of pages begin | runs |
 //! | 4 | the guest stands still; each job is ended without a change of nodes (block-job-cancel), which writes and flushes the rest | stands |

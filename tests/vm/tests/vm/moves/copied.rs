@@ -89,8 +89,6 @@ fn disks_move(qemu: Qemu, first: usize) -> Result<()> {
         let guest = hosts.guest(lab, &options)?;
         let mut control = guest.control()?;
         control.run("fill 30")?;
-        control.send("run blocks seconds=20 write=70 threads=2")?;
-        control.wait_progress()?;
         what_is_there_is_not_replaced(&hosts)?;
 
         let plan = hosts.try_move(&hosts.one, &hosts.other, &["--copy-disks", "--dry-run", "--json"])?;
@@ -99,6 +97,8 @@ fn disks_move(qemu: Qemu, first: usize) -> Result<()> {
         ensure!(plan.fits && plan.disk_bytes > 0, "{plan:?}");
         ensure_no_disks(&hosts.other)?;
 
+        control.send("run blocks seconds=10 write=70 threads=2")?;
+        control.wait_progress()?;
         let said = hosts.moves(&hosts.one, &hosts.other, &[&DOWNTIME[..], &["--copy-disks"]].concat())?;
         ensure!(said.contains(" of disks in ") && said.contains("its disk here is used no more: /"), "{said}");
         ensure!(!control.has_replied(), "it was ready before it moved");
