@@ -23,8 +23,8 @@ use crate::registry::Registry;
 const PART: &str = "other hosts";
 /// Streams of trusted hosts at a time.
 const STREAMS_MAX: usize = 64;
-/// Streams of moves at a time: of some 20 VMs that come.
-const MOVE_STREAMS_MAX: usize = 64;
+/// Streams of moves at a time: of some 20 VMs that come, with three disks each that are copied.
+const MOVE_STREAMS_MAX: usize = 128;
 /// Connections at a time that have not shown a trusted key.
 const STRANGERS_MAX: usize = 64;
 /// A connection that cannot be accepted, as for want of descriptors, is tried again.
