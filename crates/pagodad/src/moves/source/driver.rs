@@ -5,6 +5,7 @@
 //! stop of the VM, networks) has threads of its own, which say here what came of it.
 
 mod arbiter;
+mod disks;
 mod tail;
 
 use std::collections::VecDeque;
@@ -282,11 +283,7 @@ impl Driver {
             tail.lost_link();
         }
         self.event(SourceEvent::LinkDown);
-        // Each disk has one stream. Once the state is saved they are there.
-        if self.mirror.is_some() && self.state.is_none() && !self.begun.owner.is_over() {
-            let why = self.unreachable.clone().unwrap_or_default();
-            self.give_up(format!("the connection was lost while its disks were copied: {why}"));
-        }
+        self.lost_disks();
         if !self.begun.owner.is_over() {
             self.call();
         }
@@ -431,46 +428,6 @@ impl Driver {
         }
     }
 
-    /// Before its memory, since they take longer: the guest writes more often to that.
-    fn copy_disks(&mut self) {
-        let (Some((offer, settings)), Some((qmp, pid))) = (&self.begun.offer, self.begun.guest.monitor()) else {
-            return self.give_up("the VM has ended".to_owned());
-        };
-        if offer.disks.is_empty() {
-            return self.own_all();
-        }
-        let attempt = self.begun.owner.offered().attempt;
-        let speed = settings.bandwidth_max;
-        match Mirror::begin(
-            (&qmp, pid),
-            self.begun.notes.dir(),
-            &self.begun.called,
-            attempt,
-            &offer.disks,
-            speed,
-            &self.begun.own,
-        ) {
-            Ok(mirror) => {
-                let files = offer.disks.iter().map(|disk| disk.image.file.clone()).collect();
-                let mut shown = self.shown();
-                (shown.disk_files, shown.has_begun) = (files, true);
-                drop(shown);
-                self.mirror = Some(mirror);
-                self.begun.stage = Stage::Mirroring;
-                self.answer(Ok(()));
-            }
-            Err(error) => self.give_up(format!("start a thread: {error}")),
-        }
-    }
-
-    /// Its time is that of all of the move.
-    fn look_at_time(&mut self) {
-        let max = self.begun.offer.as_ref().and_then(|(_, settings)| settings.time_max);
-        if self.begun.stage == Stage::Mirroring && max.is_some_and(|max| self.began.elapsed() > max) {
-            self.give_up("its time was over before its disks were copied".to_owned());
-        }
-    }
-
     /// What the VM borrows of a snapshot's template is copied by nobody.
     fn own_all(&mut self) {
         if let Some(engine) = self.begun.guest.engine() {
@@ -499,10 +456,7 @@ impl Driver {
             Ok(hands_over) => hands_over,
             Err(error) => return self.give_up(in_full(error.as_ref())),
         };
-        // Of the time that it may take its disks have had a part.
-        let time_max =
-            settings.time_max.map(|max| max.saturating_sub(self.began.elapsed()).max(Duration::from_millis(1)));
-        let settings = if self.mirror.is_some() { Settings { time_max, ..*settings } } else { *settings };
+        let settings = self.behind_disks(*settings);
         match Copying::begin(&engine, settings, extent, no, own, self.now()) {
             Ok(copying) => {
                 self.copying = Some(copying);
@@ -649,13 +603,6 @@ impl Driver {
                 Action::End(end) => self.end(end),
             }
         }
-    }
-
-    fn stop(&mut self) -> anyhow::Result<()> {
-        let disks = self.mirror.as_ref().map(Mirror::completer);
-        let has_disks = self.begun.offer.as_ref().is_some_and(|(offer, _)| !offer.disks.is_empty());
-        anyhow::ensure!(disks.is_some() || !has_disks, "its disks are not being copied");
-        self.begun.guest.stop(disks, self.begun.own.clone())
     }
 
     /// Whether the note is durable. The VM is given away only if it has stood still since its state.

@@ -29,6 +29,7 @@ use serde_json::{Value, json};
 
 use super::input::Input;
 use super::line::Called;
+use super::progress::Copied;
 use crate::disks::CopiedDisk;
 use crate::moves::channel::disk::Carried;
 use crate::moves::channel::{self, DiskOf};
@@ -47,13 +48,6 @@ const LOOK_CLOSER: Duration = Duration::from_millis(5);
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// How long a job may take to end that was told to.
 const END_MAX: Duration = Duration::from_secs(10);
-
-/// How much is copied.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Copied {
-    pub done: Bytes,
-    pub total: Bytes,
-}
 
 enum Ask {
     /// The guest stands still: the rest is copied, until then at the latest.

@@ -7,7 +7,12 @@ use pagoda_core::units::Bytes;
 use pagoda_move::owner::End;
 use pagoda_move::units::{AttemptId, Rate};
 
-use super::mirror::Copied;
+/// How much of disks is copied.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Copied {
+    pub done: Bytes,
+    pub total: Bytes,
+}
 
 /// A move that is under way, or how far it came.
 #[derive(Clone, Debug)]

@@ -13,7 +13,6 @@ use anyhow::{Context, Result, anyhow};
 use pagoda_api::in_full;
 use pagoda_core::units::Bytes;
 
-use super::mirror::Completer;
 use crate::qmp::state::{self, Gate, Saved};
 use crate::qmp::{Monitor, QemuTime};
 
@@ -31,6 +30,9 @@ enum Ask {
     Resume(Sender<Result<()>>),
 }
 
+/// What is done while the VM stands still, before its state is saved, and until when.
+pub type BeforeState = Box<dyn FnOnce(Instant) -> Result<()> + Send>;
+
 /// The thread. When this is dropped, the VM stays as it is.
 #[derive(Debug)]
 pub struct Standing {
@@ -38,7 +40,7 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// Has the VM stopped. Its disks are copied to their ends before its state is saved. `report` hears what became of it.
+    /// Has the VM stopped. `report` hears what became of it.
     ///
     /// # Errors
     /// No thread can be had.
@@ -47,11 +49,11 @@ impl Standing {
         gate: impl Gate + Send + 'static,
         max: Bytes,
         deadline: Instant,
-        disks: Option<Completer>,
+        before: Option<BeforeState>,
         report: impl FnOnce(Outcome) + Send + 'static,
     ) -> std::io::Result<Standing> {
         let (asks, asked) = channel();
-        let keep = move || keep(&qmp, &gate, (max, deadline, disks), report, &asked);
+        let keep = move || keep(&qmp, &gate, (max, deadline, before), report, &asked);
         thread::Builder::new().name("move-stop".into()).spawn(keep)?;
         Ok(Standing { asks })
     }
@@ -83,12 +85,13 @@ impl Standing {
 fn keep(
     qmp: &Monitor,
     gate: &dyn Gate,
-    (max, deadline, disks): (Bytes, Instant, Option<Completer>),
+    (max, deadline, mut before): (Bytes, Instant, Option<BeforeState>),
     report: impl FnOnce(Outcome),
     asked: &Receiver<Ask>,
 ) {
-    let mut complete = disks.map(|disks| move || disks.complete(deadline));
-    let before = complete.as_mut().map(|complete| complete as state::Before<'_>);
+    let is_something = before.is_some();
+    let mut once = || before.take().map_or(Ok(()), |before| before(deadline));
+    let before: Option<state::Before<'_>> = if is_something { Some(&mut once) } else { None };
     let Saved { state, pause } = match state::save_after(qmp, gate, max, deadline, before) {
         Ok(saved) => saved,
         Err(error) => {
