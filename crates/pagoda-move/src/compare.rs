@@ -118,6 +118,7 @@ fn names(capabilities: Capabilities) -> String {
         (Capabilities::ZSTD, "zstd"),
         (Capabilities::POSTCOPY, "post-copy"),
         (Capabilities::REMOTE_TIER, "remote tiers that are handed over"),
+        (Capabilities::DISKS, "disks that are copied"),
         (Capabilities::ARBITER, "an arbiter of owners (etcd)"),
     ];
     let named: Vec<&str> = known.iter().filter(|(bit, _)| capabilities.has(*bit)).map(|(_, name)| *name).collect();

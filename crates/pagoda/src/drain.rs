@@ -77,6 +77,7 @@ fn request(options: &HostDrain) -> Result<MoveRequest> {
         on_timeout: options.on_timeout,
         mode: options.mode,
         shared_disks: options.shared_disks,
+        copy_disks: options.copy_disks,
         ..MoveRequest::new("")
     };
     // The name of a host comes later.

@@ -56,6 +56,7 @@ fn request(client: &Client, options: &MoveVm) -> Result<MoveRequest> {
         mode: options.mode,
         split: options.split,
         shared_disks: options.shared_disks,
+        copy_disks: options.copy_disks,
         dry_run: options.dry_run,
     })
 }

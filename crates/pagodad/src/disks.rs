@@ -18,11 +18,13 @@
 //! is a fact ([`crate::record::Noted`]).
 
 mod child;
+mod copied;
 mod dir;
 mod found;
 mod layer;
 mod limits;
 mod map;
+mod new_image;
 mod overlay;
 mod qemu_img;
 mod restored;
@@ -35,8 +37,13 @@ mod unused;
 mod user;
 mod words;
 
-pub use found::{Found, find};
+pub use copied::{CopiedDisk, find_copied};
+pub use dir::Dir;
+pub use found::{Found, check_all_open, find};
 pub use layer::{NotedLayer, noted, sync_layers};
+#[cfg(test)]
+pub use new_image::Format;
+pub use new_image::NewImage;
 pub use restored::{Restored, check_restore, keep_aside, names_disk};
 pub use settle::{in_use, settle};
 pub use sizes::LayerSizes;
@@ -44,3 +51,4 @@ pub use stat::Stat;
 pub use taken::Taking;
 pub use unsettled::Unsettled;
 pub use unused::unused;
+pub use user::User;

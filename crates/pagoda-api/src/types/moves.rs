@@ -127,6 +127,9 @@ pub struct MoveRequest {
     /// The disks of the VM are the same ones at the same paths on both hosts.
     #[serde(default)]
     pub shared_disks: bool,
+    /// Its disks are files of this host, and are copied to the same paths there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copy_disks: bool,
     /// Only say what would come of it.
     #[serde(default)]
     pub dry_run: bool,
@@ -150,6 +153,7 @@ impl MoveRequest {
             mode: MoveMode::default(),
             split: None,
             shared_disks: false,
+            copy_disks: false,
             dry_run: false,
         }
     }
@@ -168,6 +172,9 @@ impl MoveRequest {
                 "a downtime of {} ms cannot be kept: {MOVE_DOWNTIME_MS_MIN} to {MOVE_DOWNTIME_MS_MAX} ms can be asked for",
                 self.downtime_ms
             ));
+        }
+        if self.shared_disks && self.copy_disks {
+            return Err("disks that both hosts have are not copied: leave shared disks or copied ones away".into());
         }
         match self.max_time_s {
             Some(time_s) if !(1..=MOVE_TIME_S_MAX).contains(&time_s) => {
@@ -217,6 +224,9 @@ pub struct MovePlan {
     /// Memory that goes into the VM's remote tier instead.
     #[serde(default)]
     pub pool_bytes: u64,
+    /// Of disks that are copied. It counts in the time.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub disk_bytes: u64,
     /// What the way carries, or what was asked for at most.
     pub bytes_per_second: u64,
     /// Absent if it would never end.
@@ -282,6 +292,8 @@ pub enum MoveDirection {
 pub enum MovePhase {
     /// The hosts compare what they have. The destination reserves memory and starts QEMU.
     Preparing,
+    /// The VM runs at the source, and its disks are copied. Its memory comes next.
+    Disks,
     /// The VM runs at the source, and its memory is sent.
     Copying,
     /// The VM stands still, and what is left of it is sent.
@@ -304,6 +316,7 @@ impl MovePhase {
     pub fn word(self) -> &'static str {
         match self {
             MovePhase::Preparing => "preparing",
+            MovePhase::Disks => "disks",
             MovePhase::Copying => "copying",
             MovePhase::Stopped => "stopped",
             MovePhase::Granted => "granted",
@@ -400,6 +413,15 @@ pub struct MoveStatus {
     /// What each first write of the guest to a page waits, because the move has not ended in its time. 0: writers are not slowed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub write_delay_us: u64,
+    /// Of disks that are copied: what is to be copied, as far as is known now, and what of that is there. What the guest writes
+    /// meanwhile comes on top of both.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub disk_total_bytes: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub disk_copied_bytes: u64,
+    /// Files of disks that were copied. When the VM has moved, they stay at its source, and nobody uses them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disk_files: Vec<String>,
     /// What it waits for, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
@@ -454,6 +476,8 @@ mod tests {
         check(|of| of.on_timeout = MoveOnTimeout::SlowGuest, "say how long it may take");
         let slow = |of: &mut MoveRequest| (of.on_timeout, of.max_time_s) = (MoveOnTimeout::SlowGuest, Some(9));
         check(slow, "");
+        check(|of| of.copy_disks = true, "");
+        check(|of| (of.copy_disks, of.shared_disks) = (true, true), "are not copied");
         check(
             |of| (of.on_timeout, of.max_time_s, of.mode) = (MoveOnTimeout::SlowGuest, Some(9), MoveMode::Hybrid),
             "need not be slowed",

@@ -37,7 +37,9 @@ pub fn answer(note: Option<Note>, peer: HostKey, message: &Control) -> Answer {
     match message {
         // Whoever has this note is about to go on with it, and the source says it again.
         Control::Resume { .. } if matches!(note, Some(Note::Accepted(offered, _)) if is_of(offered)) => Answer::Nothing,
-        Control::Resume { .. } | Control::Reserve { .. } => Answer::Send(Control::Forgotten { attempt }),
+        Control::Resume { .. } | Control::Reserve { .. } | Control::Check { .. } => {
+            Answer::Send(Control::Forgotten { attempt })
+        }
         Control::Grant { generation, .. } | Control::Withdraw { generation, .. } => {
             let by = match message {
                 Control::Grant { by, .. } => *by,

@@ -60,6 +60,16 @@ pub enum Control {
     Reserved {
         attempt: AttemptId,
     },
+    /// From a source that is only asking, after its welcome by a host that has [`super::offer::Capabilities::DISKS`]: whether a VM of this
+    /// specification would be let in. Nothing is made for it.
+    Check {
+        attempt: AttemptId,
+        specification: String,
+    },
+    /// It would be, now.
+    Possible {
+        attempt: AttemptId,
+    },
     NoRoom {
         attempt: AttemptId,
         needed: Room,
@@ -171,6 +181,8 @@ impl Control {
             Control::Refuse { attempt, .. }
             | Control::Reserve { attempt, .. }
             | Control::Reserved { attempt }
+            | Control::Check { attempt, .. }
+            | Control::Possible { attempt }
             | Control::NoRoom { attempt, .. }
             | Control::Resume { attempt, .. }
             | Control::Forgotten { attempt }

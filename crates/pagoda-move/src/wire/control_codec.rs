@@ -19,7 +19,7 @@ const TEXT: usize = 2 + TEXT_MAX;
 const MAP_ENTRY: usize = 4 + 32;
 
 /// For each kind, counted from 1: the least and the greatest length of its payload.
-const SIZES: [(usize, usize); 23] = [
+const SIZES: [(usize, usize); 25] = [
     (78, 56 + 4 * TEXT + 2 + FEATURES_MAX + 2 + REGIONS_MAX * (TEXT + 8)),
     (20, 18 + TEXT),
     (10, 10 + REASONS_MAX * (2 + 2 * (2 + REASON_TEXT_MAX))),
@@ -43,6 +43,8 @@ const SIZES: [(usize, usize); 23] = [
     (10, 10 + RUNS_MAX * RUN_SIZE),
     (8, 8),
     (11, 11 + MAP_CHUNKS_MAX * MAP_ENTRY),
+    (10, 10 + SPECIFICATION_MAX),
+    (8, 8),
 ];
 
 /// A frame's header that has been checked: its payload's length is one that its kind can have.
@@ -110,11 +112,8 @@ impl Control {
                 3
             }
             Control::Reserve { room, specification, .. } => {
-                let is_whole = specification.len() <= SPECIFICATION_MAX && !specification.contains(char::is_control);
-                assert!(is_whole, "a specification of {} bytes", specification.len());
                 encode_room(*room, 4, w);
-                w.text(specification, SPECIFICATION_MAX);
-                4
+                encode_specification(specification, 4, w)
             }
             Control::Reserved { .. } => 5,
             Control::NoRoom { needed, free, .. } => {
@@ -163,6 +162,8 @@ impl Control {
             Control::Kept { runs, .. } => encode_runs(runs, 21, w),
             Control::Whole { .. } => 22,
             Control::RemoteMap { part, .. } => encode_map_part(part, 23, w),
+            Control::Check { specification, .. } => encode_specification(specification, 24, w),
+            Control::Possible { .. } => 25,
         }
     }
 
@@ -226,6 +227,8 @@ impl Control {
             21 => Control::Kept { attempt, runs: decode_runs(r)? },
             22 => Control::Whole { attempt },
             23 => Control::RemoteMap { attempt, part: decode_map_part(r)? },
+            24 => Control::Check { attempt, specification: r.text(SPECIFICATION_MAX, "specification")? },
+            25 => Control::Possible { attempt },
             _ => return Err(Malformed("unknown message")),
         };
         reader.end()?;
@@ -295,6 +298,13 @@ fn decode_reason(r: &mut Reader<'_>) -> Result<Reason, Malformed> {
         what: r.text(REASON_TEXT_MAX, "text of a reason")?,
         remedy: r.text(REASON_TEXT_MAX, "text of a reason")?,
     })
+}
+
+fn encode_specification(specification: &str, kind: u8, w: &mut Writer<'_>) -> u8 {
+    let is_whole = specification.len() <= SPECIFICATION_MAX && !specification.contains(char::is_control);
+    assert!(is_whole, "a specification of {} bytes", specification.len());
+    w.text(specification, SPECIFICATION_MAX);
+    kind
 }
 
 fn encode_room(room: Room, kind: u8, w: &mut Writer<'_>) -> u8 {

@@ -17,6 +17,8 @@ impl Capabilities {
     pub const ARBITER: Capabilities = Capabilities(1 << 2);
     /// A remote tier that etcd keeps is handed over, and its pages are not sent.
     pub const REMOTE_TIER: Capabilities = Capabilities(1 << 3);
+    /// Disks are copied while the VM runs.
+    pub const DISKS: Capabilities = Capabilities(1 << 4);
     /// Runs of pages may be compressed with zstd. Whoever has it has LZ4, too.
     pub const ZSTD: Capabilities = Capabilities(1 << 5);
 

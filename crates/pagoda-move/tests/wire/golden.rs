@@ -85,6 +85,11 @@ fn messages_before_the_first_page() {
         "070000000c000000887766554433221102000000",
     );
     check(Control::Forgotten { attempt: ATTEMPT }, "08000000080000008877665544332211");
+    check(
+        Control::Check { attempt: ATTEMPT, specification: "{}".to_owned() },
+        "180000000c000000887766554433221102007b7d",
+    );
+    check(Control::Possible { attempt: ATTEMPT }, "19000000080000008877665544332211");
 }
 
 #[test]

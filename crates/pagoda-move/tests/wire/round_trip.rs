@@ -44,7 +44,7 @@ fn any_hello(attempt: AttemptId, number: u64, text: &str) -> Hello {
 
 fn any_control() -> impl Strategy<Value = Control> {
     let parts = (1..u64::MAX, 0..u64::MAX / 2, "[a-z0-9é.,-]{0,30}", proptest::collection::vec(any_run(), 0..8));
-    (0..23, parts, any::<[u64; 4]>()).prop_map(|(kind, (attempt, number, text, runs), words)| {
+    (0..25, parts, any::<[u64; 4]>()).prop_map(|(kind, (attempt, number, text, runs), words)| {
         let attempt = AttemptId(attempt);
         let generation = Generation(number);
         let room = |shift: u32| Room { dram: Bytes(number >> shift), swap: Bytes(number), pool: Bytes(words[0]) };
@@ -85,6 +85,8 @@ fn any_control() -> impl Strategy<Value = Control> {
             }
             19 => Control::Demand { attempt, runs },
             20 => Control::Kept { attempt, runs },
+            23 => Control::Check { attempt, specification: text.repeat(50) },
+            24 => Control::Possible { attempt },
             _ => Control::Whole { attempt },
         }
     })
@@ -140,6 +142,7 @@ fn the_caps_leave_room_for_what_they_allow() {
     check(Control::Refuse { attempt, reasons: vec![reason; REASONS_MAX] });
     let room = Room { dram: Bytes(u64::MAX), swap: Bytes(u64::MAX), pool: Bytes(u64::MAX) };
     check(Control::Reserve { attempt, room, specification: "s".repeat(SPECIFICATION_MAX) });
+    check(Control::Check { attempt, specification: "s".repeat(SPECIFICATION_MAX) });
     check(Control::State { attempt, offset: Bytes(1), bytes: vec![1; STATE_CHUNK_MAX] });
     let chunks = (0..MAP_CHUNKS_MAX as u32).map(|chunk| (ChunkIdx(chunk), PageSet::FULL)).collect();
     let part = MapPart { chunks, last: false };

@@ -67,4 +67,7 @@ pub struct HostDrain {
     /// The VMs' disks are the same ones on all of these hosts, at the same paths
     #[arg(long)]
     pub shared_disks: bool,
+    /// Copy the files of the VMs' disks to the same paths there, while the VMs run
+    #[arg(long, conflicts_with = "shared_disks")]
+    pub copy_disks: bool,
 }

@@ -15,13 +15,14 @@ use crate::units::{parse_millis, parse_rate, parse_seconds};
 /// alone; the move goes on, and `pagoda moves` shows it.
 ///
 /// Both hosts have to trust each other (`pagoda host trust`), and the other one has to accept VMs: the section [moves] of its
-/// configuration says which programs, users and paths. The disks have to be at the same paths there; --shared-disks says that they
-/// are the same ones.
+/// configuration says which programs, users and paths. The disks have to be at the same paths there: --shared-disks says that they
+/// are the same ones, and --copy-disks has them copied to there.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   pagoda vm move web1 --to host2 --dry-run             would it fit, and how long would it take?
   pagoda vm move web1 --to host2 --shared-disks
+  pagoda vm move web1 --to host2 --copy-disks          the files of its disks are copied too
   pagoda vm move web1 --to host2 --dram 512M           into less DRAM: the rest goes into swap there
   pagoda vm move web1 --to host2 --dram 512M --split pool:   the rest goes into its remote tier, not over the link
   pagoda vm move web1 --to host2 --bandwidth 2G        at most 2 Gbit/s while the VM runs
@@ -70,6 +71,12 @@ pub struct MoveVm {
     /// the same.
     #[arg(long)]
     pub shared_disks: bool,
+    /// Copy the files of the VM's disks to the same paths there, while it runs
+    ///
+    /// For qcow2 and raw files of this host that have no others behind them. Nothing may be at these paths there, and they have to be
+    /// below the `paths` in [moves] of that host. The files here stay, and nobody uses them when the VM has moved.
+    #[arg(long, conflicts_with = "shared_disks")]
+    pub copy_disks: bool,
     /// Say what would come of it, and change nothing
     #[arg(long)]
     pub dry_run: bool,

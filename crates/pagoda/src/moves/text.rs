@@ -12,7 +12,13 @@ pub fn moved(status: &MoveStatus) -> String {
     let MoveStatus { vm, host, .. } = status;
     let (sent, took) = (long_size(status.sent_bytes), span(status.elapsed_ms));
     let pause = status.downtime_ms.map_or(String::new(), |ms| format!(", pause {ms} ms"));
-    format!("moved {vm} to {host}: {sent} in {took}{pause}\n")
+    let disks = match status.disk_files.is_empty() {
+        true => String::new(),
+        false => format!(", and {} of disks", long_size(status.disk_copied_bytes)),
+    };
+    let left: String =
+        status.disk_files.iter().map(|file| format!("its disk here is used no more: {file}\n")).collect();
+    format!("moved {vm} to {host}: {sent}{disks} in {took}{pause}\n{left}")
 }
 
 /// How far it is, for one line of a terminal.
@@ -28,6 +34,10 @@ pub fn line(status: &MoveStatus) -> String {
     if status.round > 0 || status.sent_bytes > 0 {
         let [sent, total, left] = [status.sent_bytes, status.total_bytes, status.left_bytes].map(format_size);
         add(format_args!(", {sent}/{total} sent, {left} left"));
+    }
+    if status.disk_total_bytes > 0 {
+        let [copied, total] = [status.disk_copied_bytes, status.disk_total_bytes].map(format_size);
+        add(format_args!(", {copied}/{total} of disks copied"));
     }
     if let Some(rate) = status.bytes_per_second {
         add(format_args!(", {}", format_rate(rate)));
@@ -62,6 +72,11 @@ pub fn status(status: &MoveStatus) -> String {
     if status.pool_bytes > 0 {
         lines.push(("into the pool", format!("{}, not sent", format_size(status.pool_bytes))));
     }
+    if status.disk_total_bytes > 0 {
+        let [copied, total] = [status.disk_copied_bytes, status.disk_total_bytes].map(format_size);
+        lines.push(("disks", format!("{copied} of {total} copied")));
+    }
+    lines.extend(status.disk_files.iter().map(|file| ("disk", file.clone())));
     lines.extend(ratio(status).map(|ratio| ("compression", ratio)));
     lines.push(("left", format_size(status.left_bytes)));
     if status.round > 0 {
@@ -124,6 +139,9 @@ pub fn plan(plan: &MovePlan) -> String {
     let _ = write!(text, "; sends about {} (rest zero or given back)", format_size(plan.sends_bytes));
     if plan.pool_bytes > 0 {
         let _ = write!(text, ", {} into the pool", format_size(plan.pool_bytes));
+    }
+    if plan.disk_bytes > 0 {
+        let _ = write!(text, ", and {} of disks", format_size(plan.disk_bytes));
     }
     text.push_str("; ");
     let rate = format_rate(plan.bytes_per_second);
@@ -246,6 +264,16 @@ mod tests {
             ..sample()
         };
         assert_eq!(moved(&ended), "moved web1 to host2: 2.1 GiB in 19 s, pause 24 ms\n");
+        let disks = MoveStatus {
+            disk_total_bytes: 3 << 30,
+            disk_copied_bytes: 3 << 30,
+            disk_files: vec!["/srv/a".into()],
+            ..ended.clone()
+        };
+        let expected = "moved web1 to host2: 2.1 GiB, and 3 GiB of disks in 19 s, pause 24 ms\nits disk here is used no more: /srv/a\n";
+        assert_eq!(moved(&disks), expected);
+        assert!(status(&disks).contains("disks          3G of 3G copied\n"), "{}", status(&disks));
+        assert!(line(&disks).contains(", 3G/3G of disks copied"), "{}", line(&disks));
         let expected = "\
 VM    HOST      STATE    ROUND  SENT  LEFT  TOTAL        RATE    TOOK  TO GO  PAUSE
 web1  to host2  moved        2  2.1G  819M     4G  936 Mbit/s    19 s      -  24 ms
@@ -286,6 +314,7 @@ web1  to host2  copying      2  1.2G  819M     4G  936 Mbit/s    12 s  7.3 s    
             sends_bytes: 2254857830,
             spared_bytes: 1 << 31,
             pool_bytes: 0,
+            disk_bytes: 0,
             bytes_per_second: 125_000_000,
             time_ms: Some(18_100),
             downtime_ms: Some(25),
@@ -303,6 +332,8 @@ web1  to host2  copying      2  1.2G  819M     4G  936 Mbit/s    12 s  7.3 s    
         assert_eq!(said, expected);
         let said = plan(&MovePlan { pool_bytes: 3 << 30, ..fits.clone() });
         assert!(said.contains("sends about 2.1G (rest zero or given back), 3G into the pool; 19 s at"), "{said}");
+        let said = plan(&MovePlan { disk_bytes: 3 << 30, ..fits.clone() });
+        assert!(said.contains("sends about 2.1G (rest zero or given back), and 3G of disks; 19 s at"), "{said}");
         let with = |fate| MovePlan { remote: Some(MoveRemote { bytes: 2 << 30, fate }), ..fits.clone() };
         let said = plan(&with(RemoteFate::HandedOver));
         assert!(said.ends_with("pause 25 ms; 2G in the pool is handed over, and not sent\n"), "{said}");

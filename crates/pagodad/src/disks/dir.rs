@@ -54,6 +54,30 @@ impl Dir {
         self.path.join(name)
     }
 
+    /// Makes an empty file of the caller's. Nothing has the name.
+    ///
+    /// # Errors
+    /// Something has; it cannot be made.
+    pub fn create(&self, name: &str) -> Result<(File, FileId)> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let path = self.join(name);
+        let fd = rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR);
+        let fd = fd.with_context(|| format!("make {}", path.display()))?;
+        let id = Stat::of_open(&fd).with_context(|| format!("look at {}", path.display()))?.id;
+        Ok((fd.into(), id))
+    }
+
+    /// Bytes that its file system has room for, and which file system it is.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn room(&self) -> Result<(u64, u64)> {
+        let look = || format!("look for room in {}", self.path.display());
+        let found = rustix::fs::fstatvfs(&self.fd).with_context(look)?;
+        let device = Stat::of_open(&self.fd).with_context(look)?.id.dev;
+        Ok((found.f_bavail.saturating_mul(found.f_frsize), device))
+    }
+
     /// Gives a file a second name, which is new.
     pub fn link(&self, name: &str, new: &str) -> rustix::io::Result<()> {
         rustix::fs::linkat(&self.fd, name, &self.fd, new, AtFlags::empty())

@@ -40,17 +40,24 @@ pub struct Found {
 
 /// The disks. An error says which disk a snapshot cannot have, and why.
 pub fn find(monitor: &Monitor, record: &Record, launch: &Launch) -> Result<Vec<Found>> {
+    find_by(monitor, record, launch, find_one, |found| found)
+}
+
+/// The disks, each looked at by `look`, which the caller has made up. An error says which disk is not as it has to be, and why.
+pub fn find_by<T: Send>(
+    monitor: &Monitor,
+    record: &Record,
+    launch: &Launch,
+    look: impl Fn(&Value, &Record, &Launch) -> Result<T> + Sync,
+    found_of: impl Fn(&T) -> &Found,
+) -> Result<Vec<T>> {
     let answer = monitor.execute("query-block")?;
     let devices = answer.as_array().context("the list of block devices")?;
     let is_written = |device: &&Value| {
         device.get("inserted").is_some_and(|inserted| inserted.get("ro").and_then(Value::as_bool) != Some(true))
     };
     let written: Vec<&Value> = devices.iter().filter(is_written).collect();
-    ensure!(
-        written.len() <= DISKS_MAX,
-        "it has {} writable disks, and a snapshot has at most {DISKS_MAX}",
-        written.len()
-    );
+    ensure!(written.len() <= DISKS_MAX, "it has {} writable disks, and there may be {DISKS_MAX}", written.len());
     let of_words = words::refusal(launch).filter(|_| !written.is_empty());
     if let Some(why) = of_words {
         anyhow::bail!("{why}");
@@ -58,10 +65,11 @@ pub fn find(monitor: &Monitor, record: &Record, launch: &Launch) -> Result<Vec<F
     if !written.is_empty() {
         check_user(record.pid.0, User::of(launch))?;
     }
-    let found = User::of(launch).act(|| written.iter().map(|device| find_one(device, record, launch)).collect());
-    let found: Vec<Found> = found?;
-    found.iter().try_for_each(|disk| check_open(disk, record.pid.0))?;
-    check_no_other(monitor, launch, &found)?;
+    let found = User::of(launch).act(|| written.iter().map(|device| look(device, record, launch)).collect());
+    let found: Vec<T> = found?;
+    let disks: Vec<&Found> = found.iter().map(found_of).collect();
+    disks.iter().try_for_each(|disk| check_open(disk, record.pid.0))?;
+    check_no_other(monitor, launch, &disks)?;
     Ok(found)
 }
 
@@ -72,41 +80,96 @@ fn name_of(device: &Value) -> String {
 }
 
 fn find_one(device: &Value, record: &Record, launch: &Launch) -> Result<Found> {
-    let name = name_of(device);
-    let inserted = device.get("inserted").context("what is in a device")?;
-    let text = |field: &str| inserted.get(field).and_then(Value::as_str).with_context(|| format!("{field} of {name}"));
-    let (node, driver) = (text("node-name")?.to_owned(), text("drv")?);
+    let disk = Inserted::of(device)?;
+    let (name, driver) = (&disk.name, disk.text("drv")?);
     ensure!(
         driver == "qcow2",
         "the disk {name} is {driver}, and only qcow2 can have layers: `qemu-img convert -O qcow2` makes it one when the VM has \
          ended"
     );
-    let is_on = |field: &str| inserted.get(field).and_then(Value::as_bool) == Some(true);
-    ensure!(!is_on("encrypted"), "the disk {name} is encrypted, and its overlay would not be");
-    let depth =
-        inserted.get("backing_file_depth").and_then(Value::as_u64).with_context(|| format!("the chain of {name}"))?;
+    ensure!(!disk.is_encrypted(), "the disk {name} is encrypted, and its overlay would not be");
+    let depth = disk.depth()?;
     ensure!(
         depth + 2 <= CHAIN_MAX,
         "the disk {name} has {} files one behind the other, and with an overlay that is more than {CHAIN_MAX}: \
          `qemu-img convert -O qcow2` makes it one file when the VM has ended",
         depth + 1
     );
-    let cache = |field: &str| inserted.get("cache")?.get(field)?.as_bool();
-    let bytes = inserted.get("image").and_then(|image| image.get("virtual-size")).and_then(Value::as_u64);
-    let place = place_of(&name, &node, inserted, record, launch)?;
-    let ways = words::ways(launch, place.named_id);
-    Ok(Found {
-        bytes: bytes.with_context(|| format!("the size of {name}"))?,
-        is_direct: cache("direct") == Some(true),
-        is_flushed: cache("no-flush") != Some(true),
-        device: name,
-        node,
-        file: place.file,
-        active: place.active,
-        active_id: place.active_id,
-        named_id: place.named_id,
-        ways,
-    })
+    disk.found(record, launch)
+}
+
+/// What is in a device, as QEMU says it.
+pub struct Inserted<'a> {
+    /// Of the device.
+    pub name: String,
+    said: &'a Value,
+}
+
+impl Inserted<'_> {
+    /// # Errors
+    /// There is nothing in it.
+    pub fn of(device: &Value) -> Result<Inserted<'_>> {
+        Ok(Inserted { name: name_of(device), said: device.get("inserted").context("what is in a device")? })
+    }
+
+    /// # Errors
+    /// QEMU does not say it.
+    pub fn text(&self, field: &str) -> Result<&str> {
+        self.said.get(field).and_then(Value::as_str).with_context(|| format!("{field} of {}", self.name))
+    }
+
+    pub fn is_encrypted(&self) -> bool {
+        self.said.get("encrypted").and_then(Value::as_bool) == Some(true)
+    }
+
+    /// Somebody has QEMU note in bitmaps what is written. Jobs of QEMU's own have some without a name.
+    pub fn has_bitmaps(&self) -> bool {
+        let bitmaps = self.said.get("dirty-bitmaps").and_then(Value::as_array);
+        let is_named = |one: &Value| one.get("name").and_then(Value::as_str).is_some_and(|name| !name.is_empty());
+        bitmaps.is_some_and(|all| all.iter().any(is_named))
+    }
+
+    /// Files behind the one that is written.
+    ///
+    /// # Errors
+    /// QEMU does not say it.
+    pub fn depth(&self) -> Result<u64> {
+        let depth = self.said.get("backing_file_depth").and_then(Value::as_u64);
+        depth.with_context(|| format!("the chain of {}", self.name))
+    }
+
+    /// What its driver says of the image.
+    ///
+    /// # Errors
+    /// QEMU does not say it.
+    pub fn image(&self) -> Result<&Value> {
+        self.said.get("image").with_context(|| format!("the image of {}", self.name))
+    }
+
+    /// Where it is.
+    ///
+    /// # Errors
+    /// It is no file that is known.
+    pub fn found(&self, record: &Record, launch: &Launch) -> Result<Found> {
+        let Inserted { name, said } = self;
+        let node = self.text("node-name")?.to_owned();
+        let cache = |field: &str| said.get("cache")?.get(field)?.as_bool();
+        let bytes = said.get("image").and_then(|image| image.get("virtual-size")).and_then(Value::as_u64);
+        let place = place_of(name, &node, said, record, launch)?;
+        let ways = words::ways(launch, place.named_id);
+        Ok(Found {
+            bytes: bytes.with_context(|| format!("the size of {name}"))?,
+            is_direct: cache("direct") == Some(true),
+            is_flushed: cache("no-flush") != Some(true),
+            device: name.clone(),
+            node,
+            file: place.file,
+            active: place.active,
+            active_id: place.active_id,
+            named_id: place.named_id,
+            ways,
+        })
+    }
 }
 
 struct Place {
@@ -168,14 +231,28 @@ fn ids(status: &str, which: &str) -> Option<[u32; 4]> {
     ids.try_into().ok()
 }
 
-/// That QEMU has open what the name says, by its own descriptors.
-fn check_open(disk: &Found, pid: u32) -> Result<()> {
+/// The files that a QEMU has open, by its own descriptors.
+fn open_files(pid: u32) -> Result<Vec<FileId>> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).context("look at the files that QEMU has open")?;
     // A descriptor may be closed meanwhile.
-    let files = entries.flatten().filter_map(|entry| Stat::of_path(&entry.path()).ok());
-    let is_open = files.into_iter().any(|stat| stat.id == disk.active_id);
+    Ok(entries.flatten().filter_map(|entry| Stat::of_path(&entry.path()).ok()).map(|stat| stat.id).collect())
+}
+
+/// That it has each of these open.
+///
+/// # Errors
+/// It has not, or nobody can tell.
+pub fn check_all_open(pid: u32, files: &[FileId]) -> Result<()> {
+    let open = open_files(pid)?;
+    let is_right = files.iter().all(|file| open.contains(file));
+    ensure!(is_right, "its QEMU has opened another file than was made for a disk: it was moved or replaced meanwhile");
+    Ok(())
+}
+
+/// That QEMU has open what the name says.
+fn check_open(disk: &Found, pid: u32) -> Result<()> {
     ensure!(
-        is_open,
+        open_files(pid)?.contains(&disk.active_id),
         "QEMU has another file open than {}: it was moved or replaced",
         disk.file.with_file_name(&disk.active).display()
     );
@@ -183,14 +260,14 @@ fn check_open(disk: &Found, pid: u32) -> Result<()> {
 }
 
 /// That QEMU may write no file but those.
-fn check_no_other(monitor: &Monitor, launch: &Launch, disks: &[Found]) -> Result<()> {
+fn check_no_other(monitor: &Monitor, launch: &Launch, disks: &[&Found]) -> Result<()> {
     let answer = monitor.execute_with("query-named-block-nodes", json!({ "flat": true }))?;
     let nodes = answer.as_array().context("the list of block nodes")?;
     for node in nodes {
         let Some(leaf) = crate::snapshots::written_file(node)? else { continue };
         let path = Path::new(&launch.cwd).join(&leaf);
-        let is_known = |disk: &Found| path == disk.file || path == disk.file.with_file_name(&disk.active);
-        let is_old = |disk: &Found| {
+        let is_known = |disk: &&Found| path == disk.file || path == disk.file.with_file_name(&disk.active);
+        let is_old = |disk: &&Found| {
             split(&path).is_ok_and(|(dir, name)| disk.file.parent() == Some(dir) && name.contains(super::overlay::TOP))
         };
         ensure!(
@@ -204,6 +281,25 @@ fn check_no_other(monitor: &Monitor, launch: &Launch, disks: &[Found]) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A file of the same name is another file.
+    #[test]
+    fn a_file_that_was_replaced_is_not_the_one_that_is_open() {
+        let path = std::env::temp_dir().join(format!("pagodad-open-{}", std::process::id()));
+        std::fs::write(&path, "made").unwrap();
+        let made = Stat::of_path(&path).unwrap().id;
+        let own = std::process::id();
+        assert!(check_all_open(own, &[made]).is_err(), "nobody has opened it");
+        let file = std::fs::File::open(&path).unwrap();
+        check_all_open(own, &[made]).unwrap();
+        std::fs::rename(&path, path.with_extension("away")).unwrap();
+        std::fs::write(&path, "somebody's").unwrap();
+        let other = Stat::of_path(&path).unwrap().id;
+        assert!(check_all_open(own, &[made, other]).is_err(), "it is open by no name of its own");
+        drop(file);
+        std::fs::remove_file(path.with_extension("away")).unwrap();
+        std::fs::remove_file(path).unwrap();
+    }
 
     #[test]
     fn another_user_than_is_said_is_noticed() {

@@ -45,6 +45,14 @@ impl QemuImg {
         self.run(overlay, &words, read_bounded).map(drop)
     }
 
+    /// Makes an empty qcow2 image of so many bytes in a file that is there, and is empty.
+    pub fn create_alone(&self, file: &Path, bytes: u64, cluster: u64) -> Result<()> {
+        let (size, options) = (bytes.to_string(), format!("cluster_size={cluster}"));
+        let words = ["create", "-q", "-f", "qcow2", "-o", &options, "--"].map(OsStr::new);
+        let words: Vec<&OsStr> = words.into_iter().chain([file.as_os_str(), OsStr::new(&size)]).collect();
+        self.run(file, &words, read_bounded).map(drop)
+    }
+
     /// What a file and all behind it are, the file first. It may be in use.
     pub fn chain(&self, file: &Path) -> Result<Vec<Value>> {
         let words = ["info", "-U", "--backing-chain", "--output=json", "--"].map(OsStr::new);

@@ -23,8 +23,8 @@ use crate::registry::Registry;
 const PART: &str = "other hosts";
 /// Streams of trusted hosts at a time.
 const STREAMS_MAX: usize = 64;
-/// Streams of moves at a time: of some 20 VMs that come.
-const MOVE_STREAMS_MAX: usize = 64;
+/// Streams of moves at a time: of some 20 VMs that come, with three disks each that are copied.
+const MOVE_STREAMS_MAX: usize = 128;
 /// Connections at a time that have not shown a trusted key.
 const STRANGERS_MAX: usize = 64;
 /// A connection that cannot be accepted, as for want of descriptors, is tried again.
@@ -131,6 +131,7 @@ fn take_stream(registry: &Arc<Registry>, link: Link, first: &[u8]) -> Result<(),
     trusts(&of(registry), &peer).map_err(|why| LinkError::Io(std::io::Error::other(why)))?;
     match Accepted::new(link, first)? {
         Accepted::Control(vm, sender, receiver) => destination::take_control(registry, peer, &vm, sender, receiver),
+        Accepted::Disk(of, link) => destination::take_disk(registry, of, link)?,
         Accepted::Data(receiver) => destination::take_data(registry, peer, receiver),
     }
     Ok(())

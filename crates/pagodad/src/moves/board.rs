@@ -21,8 +21,8 @@ use pagoda_move::units::AttemptId;
 
 use super::arbiter::shown;
 use super::sessions::{Arrived, Input, Session};
-use super::source;
 use super::source::progress::{Ended, Progress};
+use super::source::{self, Asked};
 use crate::hosts;
 use crate::registry::Registry;
 use crate::remote::handover;
@@ -39,13 +39,14 @@ pub fn begin(registry: &Arc<Registry>, name: &str, request: &MoveRequest) -> Res
         check_min(vm.policy.min_bytes, dram).map_err(bad_request)?;
     }
     if request.dry_run {
-        let has_arbiter = source::ask(registry, &wanted(name, request))?;
+        let Asked { has_arbiter, disks } = source::ask(registry, &wanted(name, request))?;
         let ping = hosts::ping(registry, &request.to)?;
         let dram = Some(request.dram.unwrap_or(vm.dram_limit_bytes));
         let such = AdmitRequest { memory_bytes: vm.memory_bytes, dram, min: vm.policy.min_bytes };
         let reserved = registry.would_admit(&such)?;
         let fate = registry.lock().get(name).and_then(|vm| handover::fate(&vm.record));
         let plan = dry_run::plan(&vm, &ping, &reserved, request, fate, source::STOP_COST);
+        let plan = dry_run::with_disks(plan, disks);
         let arbiter = shown::of_plan(&registry.moves.arbiter.standing(), has_arbiter, &ping.name);
         return Ok(MoveReply::Plan(MovePlan { arbiter: Some(arbiter), ..plan }));
     }
@@ -101,7 +102,8 @@ pub fn cancel(registry: &Arc<Registry>, name: &str) -> Result<MoveStatus, ApiErr
             let what = format!("{name} was granted by {host}, and the arbiter has not said yet whose it is");
             return Err(ApiError::new(ErrorCode::WrongState, what, Some("cancel it at the host that it comes from")));
         }
-        if !matches!(phase_of(phase), MovePhase::Preparing | MovePhase::Copying | MovePhase::Stopped) {
+        if !matches!(phase_of(phase), MovePhase::Preparing | MovePhase::Disks | MovePhase::Copying | MovePhase::Stopped)
+        {
             let what = format!("{name} has come from {host}, and is this host's");
             return Err(ApiError::new(ErrorCode::WrongState, what, Some("move it back if you want it there")));
         }
@@ -147,6 +149,7 @@ fn wanted(name: &str, request: &MoveRequest) -> source::Request {
         },
         split: request.split,
         shared_disks: request.shared_disks,
+        copy_disks: request.copy_disks,
     }
 }
 
@@ -173,7 +176,7 @@ fn of_outgoing(progress: &Progress, outcome: MoveOutcome) -> MoveStatus {
         saved_bytes: progress.saved.0,
         left_bytes: progress.left.0,
         total_bytes: progress.total.0,
-        round: if is_untouched(progress) { 0 } else { progress.round.saturating_add(1) },
+        round: if progress.sent.0 == 0 && progress.round == 0 { 0 } else { progress.round.saturating_add(1) },
         bytes_per_second: progress.rate.map(|rate| rate.0),
         written_bytes_per_second: progress.written_rate.0,
         elapsed_ms: millis(progress.elapsed),
@@ -181,6 +184,9 @@ fn of_outgoing(progress: &Progress, outcome: MoveOutcome) -> MoveStatus {
         expected_downtime_ms: progress.expected_downtime.map(millis),
         downtime_ms: progress.downtime.map(millis),
         write_delay_us: micros(progress.write_delay),
+        disk_total_bytes: progress.disks.total.0,
+        disk_copied_bytes: progress.disks.done.0,
+        disk_files: progress.disk_files.clone(),
         waits: progress.waits.clone(),
         arbiter: progress.arbiter.clone(),
         outcome,
@@ -242,7 +248,7 @@ fn of_arrived(registry: &Registry, ended: &Arrived) -> MoveStatus {
 
 /// Nothing was sent.
 fn is_untouched(progress: &Progress) -> bool {
-    progress.sent.0 == 0 && progress.round == 0
+    progress.sent.0 == 0 && progress.round == 0 && !progress.has_begun
 }
 
 /// This host knows little of it: the source has the rounds and the clock.
@@ -267,6 +273,9 @@ fn of_incoming(session: &Session, host: String, memory: u64) -> MoveStatus {
         expected_downtime_ms: None,
         downtime_ms: None,
         write_delay_us: 0,
+        disk_total_bytes: 0,
+        disk_copied_bytes: 0,
+        disk_files: Vec::new(),
         waits: None,
         arbiter: progress.arbiter.clone(),
         outcome: MoveOutcome::None,
@@ -278,6 +287,7 @@ fn of_incoming(session: &Session, host: String, memory: u64) -> MoveStatus {
 fn phase_of(word: &str) -> MovePhase {
     match word {
         "" | "greeting" | "reserving" | "preparing" => MovePhase::Preparing,
+        "disks" => MovePhase::Disks,
         "copying" => MovePhase::Copying,
         "stopping" | "finishing" | "loading" | "ready" => MovePhase::Stopped,
         "granted" | "claiming" => MovePhase::Granted,

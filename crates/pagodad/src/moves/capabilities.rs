@@ -4,8 +4,11 @@ use pagoda_move::units::RegisterId;
 use pagoda_move::wire::offer::Capabilities;
 
 /// As a source and as a destination.
-const OURS: Capabilities =
-    Capabilities::POSTCOPY.with(Capabilities::LZ4).with(Capabilities::ZSTD).with(Capabilities::REMOTE_TIER);
+const OURS: Capabilities = Capabilities::POSTCOPY
+    .with(Capabilities::LZ4)
+    .with(Capabilities::ZSTD)
+    .with(Capabilities::REMOTE_TIER)
+    .with(Capabilities::DISKS);
 
 /// The same of a host that asks these registers of an arbiter, if it asks any.
 pub const fn ours(register: Option<RegisterId>) -> Capabilities {

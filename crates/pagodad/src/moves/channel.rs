@@ -1,10 +1,11 @@
-//! The streams of a move: one for control messages, and some for pages. Each is a stream of its own between the two hosts, whose
-//! first record says which of the two it is. `docs/protocol/link.md` has all first bytes.
+//! The streams of a move: one for control messages, some for pages, and one for each disk that is copied ([`disk`]). Each is a stream of its
+//! own between the two hosts, whose first record says which of these it is. `docs/protocol/link.md` has all first bytes.
 //!
 //! Frames (`pagoda_move::wire`) are one after the other in records. A frame's header is checked before there is room for its
 //! payload. A control stream has a thread that sends, so that nobody who decides about a VM waits for a network. It sends an empty
 //! record when it has sent nothing else for a while; a control stream on which nothing came for longer has ended.
 
+pub mod disk;
 mod unpack;
 
 use std::ops::Range;
@@ -19,6 +20,7 @@ use pagoda_move::wire::limits::TEXT_MAX;
 use pagoda_move::wire::{Codec, Control, ControlHeader, Data, DataHeader, HEADER_SIZE, Malformed, RunKind};
 use thiserror::Error;
 
+pub use self::disk::DiskOf;
 use self::unpack::Unpacker;
 
 /// Data streams of a connection that this host begins.
@@ -27,6 +29,8 @@ pub const STREAMS: u16 = 2;
 const MOVE_CONTROL: u8 = 5;
 /// The first byte of a data stream.
 const MOVE_DATA: u8 = 6;
+/// The first byte of a disk's stream.
+const MOVE_DISK: u8 = 7;
 /// Between two looks at a data stream that brings nothing: its other end may wait for as long as it likes.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -72,17 +76,28 @@ pub fn connect(own: &Keypair, host: &Host, vm: &str, streams: u16) -> Result<Con
     Ok(Connection { control, data: data.collect::<Result<_, _>>()? })
 }
 
+/// Calls a host for a disk of an attempt that it has made room for.
+///
+/// # Errors
+/// It does not answer, is another one, or refuses.
+pub fn connect_disk(own: &Keypair, host: &Host, of: DiskOf) -> Result<Link, LinkError> {
+    let mut link = Link::connect(own, &host.key, &host.address)?;
+    link.sender.send(&[&[MOVE_DISK], &of.encode()])?;
+    Ok(link)
+}
+
 /// One stream of a host that moves a VM here.
 #[derive(Debug)]
 pub enum Accepted {
     /// With the name of the VM, as the caller says it.
     Control(String, ControlSender, ControlReceiver),
     Data(DataReceiver),
+    Disk(DiskOf, Link),
 }
 
 /// Whether a stream with this first record is one of a move.
 pub fn is_of_move(first: &[u8]) -> bool {
-    matches!(first, [MOVE_CONTROL | MOVE_DATA, ..])
+    matches!(first, [MOVE_CONTROL | MOVE_DATA | MOVE_DISK, ..])
 }
 
 impl Accepted {
@@ -101,6 +116,7 @@ impl Accepted {
                 let (sender, receiver) = control(link, times)?;
                 Ok(Accepted::Control(vm, sender, receiver))
             }
+            [MOVE_DISK, of @ ..] => Ok(Accepted::Disk(DiskOf::decode(of).ok_or(LinkError::NotUnderstood)?, link)),
             [MOVE_DATA] => Ok(Accepted::Data(DataReceiver::new(link))),
             _ => Err(LinkError::NotUnderstood),
         }

@@ -4,6 +4,7 @@
 //! ([`session`]), which has the machine that says who owns the VM; pages go to their places at once ([`super::store`]). A message about an
 //! attempt that nobody here knows is answered by what the VM's note says.
 
+pub mod exports;
 mod session;
 mod tail;
 pub mod vm;
@@ -17,8 +18,8 @@ use pagoda_api::in_full;
 use pagoda_api::types::check_vm_name;
 use pagoda_core::policy::VmId;
 use pagoda_core::units::{Bytes, PageCount};
-use pagoda_link::PublicKey;
 use pagoda_link::hosts::Hosts;
+use pagoda_link::{Link as Stream, LinkError, PublicKey};
 use pagoda_move::arrival::Arrival;
 use pagoda_move::compare::{HostFacts, Namesake, compare};
 use pagoda_move::note::{Note, Offered};
@@ -32,13 +33,13 @@ use pagoda_pager::tier::source::Arrivals;
 
 use self::vm::Wanted;
 use super::capabilities::ours;
-use super::channel::{self, ControlReceiver, ControlSender, DataReceiver, STREAMS};
+use super::channel::{self, ControlReceiver, ControlSender, DataReceiver, DiskOf, STREAMS, disk};
 use super::claims::Claim;
 use super::notes::FIRST;
 use super::sessions::{INPUTS_MAX, Input, LinkNo, Progress, Session};
 use super::specification::Specification;
 use super::store::{Opened, Store, Taken};
-use super::{source, start};
+use super::{copies, source, start};
 use crate::registry::Registry;
 
 /// How long a data stream waits for the VM whose pages it brings to be made. Its source sends none before.
@@ -136,6 +137,16 @@ impl Link<'_> {
             return;
         }
         let done = match message {
+            Control::Check { attempt, specification } => match &talk.greeted {
+                Some((hello, register)) if hello.attempt == *attempt => {
+                    self.look_at(hello, *register, specification).map(|wanted| {
+                        if wanted.is_some() {
+                            self.send(&Control::Possible { attempt: *attempt });
+                        }
+                    })
+                }
+                _ => self.answer(talk, message),
+            },
             Control::Reserve { attempt, specification, .. } => match talk.greeted.take() {
                 Some((hello, register)) if hello.attempt == *attempt => {
                     self.reserve(talk, &hello, register, specification)
@@ -232,17 +243,33 @@ impl Link<'_> {
         }
     }
 
-    /// The first message that leaves a trace here.
-    fn reserve(&self, talk: &mut Talk, hello: &Hello, register: Option<RegisterId>, specification: &str) -> Result<()> {
+    /// What would be made, or None: its source hears why not. Nothing is changed.
+    fn look_at(
+        &self,
+        hello: &Hello,
+        register: Option<RegisterId>,
+        specification: &str,
+    ) -> Result<Option<Specification>> {
         let specification = Specification::parse(specification)?;
         let forbidden = start::check(&self.registry.config.moves, &specification.launch);
         if let Err(whys) = forbidden {
             self.refuse(hello.attempt, whys);
-            return Ok(());
+            return Ok(None);
         }
         check_memory(&specification, hello)?;
+        let Specification { launch, disks, .. } = &specification;
+        if let Err(whys) = copies::check(&self.registry.config.moves, launch, disks) {
+            self.refuse(hello.attempt, whys);
+            return Ok(None);
+        }
         let may_arbitrate = register.is_none() || specification.remote.is_none();
         ensure!(may_arbitrate, "its remote tier is handed over, and no arbiter decides about such a VM");
+        Ok(Some(specification))
+    }
+
+    /// The first message that leaves a trace here.
+    fn reserve(&self, talk: &mut Talk, hello: &Hello, register: Option<RegisterId>, specification: &str) -> Result<()> {
+        let Some(specification) = self.look_at(hello, register, specification)? else { return Ok(()) };
         let claim = self.claim()?;
         // Looked at once more: the name may be taken by now.
         let note = self.note()?;
@@ -350,6 +377,8 @@ fn check_memory(specification: &Specification, hello: &Hello) -> Result<()> {
     ensure!(is_right && is_whole, "its remote tier is not one that can be handed over");
     let can = hello.capabilities.has(Capabilities::REMOTE_TIER);
     ensure!(remote.is_none() || can, "it has a remote tier, which its hello does not say");
+    let can = hello.capabilities.has(Capabilities::DISKS);
+    ensure!(specification.disks.is_empty() || can, "its disks are copied, which its hello does not say");
     Ok(())
 }
 
@@ -374,6 +403,7 @@ pub fn begin(registry: &Arc<Registry>, vm: &str, peer: PublicKey, begun: Begun) 
         peer,
         inputs: own.clone(),
         store,
+        exports: None,
         progress: Arc::clone(&progress),
         began: Instant::now(),
     };
@@ -445,6 +475,23 @@ fn take_all(registry: &Registry, peer: &PublicKey, receiver: &mut DataReceiver, 
         }
     }
     Ok(())
+}
+
+/// Carries the stream of a disk until it ends. There is a VM already: its source begins with the disks when there is.
+///
+/// # Errors
+/// The stream's.
+pub fn take_disk(registry: &Arc<Registry>, of: DiskOf, link: Stream) -> Result<(), LinkError> {
+    let session = registry.moves.sessions.of(of.attempt, &link.peer);
+    let exports = session.and_then(|session| session.exports);
+    let stream = exports.context("no disks are expected of this attempt").and_then(|exports| exports.connect(of.disk));
+    match stream {
+        Ok(stream) => disk::carry(link, &stream),
+        Err(error) => {
+            tracing::warn!("a disk of a move: {}", in_full(error.as_ref()));
+            Ok(())
+        }
+    }
 }
 
 /// Where the pages of an attempt go. Its VM may still be being made.

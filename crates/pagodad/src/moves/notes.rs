@@ -33,6 +33,11 @@ impl Notes {
         Notes { dir: state_dir.join("moves") }
     }
 
+    /// Where they are, which nobody but the daemon's user reaches.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// The VM's note, which is durable.
     ///
     /// # Errors

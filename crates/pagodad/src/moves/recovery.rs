@@ -18,9 +18,9 @@ use pagoda_move::units::{AttemptId, Moment};
 use pagoda_pager::tier::source::Arrivals;
 
 use super::destination::{self, vm};
-use super::source;
-use crate::qmp::Monitor;
+use super::source::{self, mirror};
 use crate::qmp::state::{RunState, undo};
+use crate::qmp::{Held, Monitor};
 use crate::record::{Operation, OperationKind};
 use crate::registry::Registry;
 use crate::registry::operation::ImageThen;
@@ -35,6 +35,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// # Errors
 /// No thread can be had: nothing goes on before the next daemon.
 pub fn go_on(registry: &Arc<Registry>) -> std::io::Result<()> {
+    registry.moves.copies.settle(registry.moves.notes());
     let mut names = of_records(registry);
     match registry.moves.notes().all() {
         Ok(noted) => names.extend(noted),
@@ -172,6 +173,7 @@ fn settle_own(registry: &Arc<Registry>, name: &str, note: Option<Note>, known: &
             let gate = registry.gate_of(id).context("it has ended")?;
             let paused: &[RunState] = if operation.resume { &[RunState::PostMigrate] } else { &[] };
             undo(&known.qmp, &gate, paused).context("let it run again, for it was not given away")?;
+            mirror::clear(&Held::new(&*known.qmp)).context("end what was left of copying its disks")?;
             tracing::info!(vm = %name, "its move was cut off before it was given away, and it runs here");
         }
     }
@@ -225,6 +227,12 @@ fn go_on_as_destination(
     let recovered = recover(registry.moves.me(), note, qemu, Moment(now.elapsed()), &mut actions);
     if let Recovered::Destination(owner) = recovered {
         let is_accepted = matches!(note, Some(Note::Accepted(..)));
+        if owner.is_running()
+            && let Err(error) = registry.moves.copies.keep(name)
+        {
+            // Its own note says the same.
+            tracing::warn!(vm = %name, "note that its disks are its own: {}", in_full(error.as_ref()));
+        }
         let claim = registry.moves.claims.claim(name).context("another move of it is under way")?;
         // No other VM gets the name of one that was accepted, as long as its note says so.
         let found = if is_accepted { lacking(registry, name) } else { None };

@@ -17,6 +17,7 @@ use pagoda_move::wire::Control;
 use pagoda_pager::handle::Handle;
 
 use super::channel::ControlSender;
+use super::destination::exports::Exports;
 use super::outgoing::{ENDED_FOR, ENDED_MAX};
 use super::store::Store;
 use crate::qmp::Monitor;
@@ -27,6 +28,8 @@ pub struct Arriving {
     pub id: VmId,
     pub store: Arc<Store>,
     pub handle: Arc<Handle>,
+    /// Its disks, if they come too.
+    pub exports: Option<Arc<Exports>>,
     pub qmp: Arc<Monitor>,
 }
 
@@ -84,6 +87,8 @@ pub struct Session {
     pub inputs: SyncSender<Input>,
     /// Where its pages go, once there is a VM.
     pub store: Option<Arc<Store>>,
+    /// Where its disks go, until they are here.
+    pub exports: Option<Arc<Exports>>,
     pub progress: Arc<Mutex<Progress>>,
     pub began: Instant,
 }
@@ -158,10 +163,11 @@ impl Sessions {
         self.lock().iter().find(|(_, session)| session.vm == vm).map(|(attempt, session)| (*attempt, session.clone()))
     }
 
-    /// Its pages have places from now on.
-    pub fn set_store(&self, attempt: AttemptId, store: &Arc<Store>) {
+    /// Its pages have places from now on, and so have its disks.
+    pub fn set_places(&self, attempt: AttemptId, arriving: &Arriving) {
         if let Some(session) = self.lock().get_mut(&attempt) {
-            session.store = Some(Arc::clone(store));
+            session.store = Some(Arc::clone(&arriving.store));
+            session.exports.clone_from(&arriving.exports);
         }
     }
 
@@ -177,7 +183,7 @@ impl Sessions {
         // Nothing of the VM is kept by it.
         let (came, elapsed) = (session.came(), session.began.elapsed());
         all.push_back(Arrived {
-            session: Session { store: None, ..session },
+            session: Session { store: None, exports: None, ..session },
             came,
             elapsed,
             end,

@@ -5,6 +5,7 @@
 //! | 1 | all checks; the destination is called | nothing | runs |
 //! | 2 | the record says that the VM moves; it gets a note, if it has none | owned: the move is given up | runs |
 //! | 3 | the destination compares, and makes room; the note tells of the offer | the same | runs |
+//! | 3a | its disks are copied, if they are to be ([`mirror`]) | the same | runs |
 //! | 4 | rounds of pages | the same | runs |
 //! | 5 | QEMU saves its state, and stops the VM for that; the last pages and the state are sent | owned: it runs again | stands |
 //! | 6 | the note says that the VM is given away, and then the grant is sent | given: the grant again | stands |
@@ -22,6 +23,7 @@ mod driver;
 mod guest;
 mod input;
 mod line;
+pub mod mirror;
 mod pages;
 pub mod progress;
 mod request;
@@ -46,7 +48,7 @@ use pagoda_move::note::{Note, Offered, Owned};
 use pagoda_move::owner::{Action, Source};
 use pagoda_move::units::{AttemptId, HostKey, Moment};
 
-pub use self::asking::ask;
+pub use self::asking::{Asked, ask};
 pub use self::request::{Request, STOP_COST};
 pub use self::split::to_pool;
 pub use self::superseded::supersede;

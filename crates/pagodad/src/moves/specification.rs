@@ -10,6 +10,7 @@ use pagoda_move::wire::limits::SPECIFICATION_MAX;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::disks::NewImage;
 use crate::record::Remote;
 
 /// See the module.
@@ -26,6 +27,9 @@ pub struct Specification {
     /// Its remote tier, which is handed over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<Remote>,
+    /// Its disks, if they are copied. Streams of disks have their numbers in this list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<NewImage>,
 }
 
 impl Specification {
@@ -70,7 +74,7 @@ mod tests {
         let launch = Launch { program: "/q".into(), words, cwd: "/".into(), uid: 1, gid: 2, unstartable: vec![] };
         let spec = VmSpec { dram: Some(1 << 30), ..VmSpec::default() };
         let qemu = Qemu { version: "10.0.2".into(), machine: "pc-q35-10.0".into(), cpu: None };
-        Specification { launch, spec, memory: vec![1 << 31], qemu, running: true, remote: None }
+        Specification { launch, spec, memory: vec![1 << 31], qemu, running: true, remote: None, disks: vec![] }
     }
 
     #[test]
@@ -81,6 +85,10 @@ mod tests {
         let remote = Remote { space: 7, copies: 2, key: [0xa7; 32], cluster: Some("lab".into()) };
         let with_tier = Specification { remote: Some(remote), ..specification() };
         assert_eq!(Specification::parse(&with_tier.to_text().unwrap()).unwrap(), with_tier);
+        let disk = r#"{"file":"/a","format":"qcow2","bytes":512,"cluster":65536,"room":7}"#;
+        let with_disk = Specification { disks: vec![serde_json::from_str(disk).unwrap()], ..specification() };
+        assert_eq!(Specification::parse(&with_disk.to_text().unwrap()).unwrap(), with_disk);
+        assert!(!text.contains("disks"), "an older host is told nothing that it does not know");
         assert!(!format!("{with_tier:?}").contains("167"), "the key of its pages is in no log");
     }
 

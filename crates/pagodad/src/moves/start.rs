@@ -25,7 +25,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 use serde::Serialize;
 
 use self::accounts::Accounts;
-pub use self::check::check;
+pub use self::check::{check, check_dir};
 use crate::config::Config;
 
 /// The command line of Pagoda.

@@ -13,6 +13,7 @@ use pagoda_move::wire::control::DecidedBy;
 
 use super::arbiter::Arbiter;
 use super::claims::Claims;
+use super::copies::Copies;
 use super::notes::Notes;
 use super::outgoing::Outgoing;
 use super::sessions::Sessions;
@@ -32,6 +33,8 @@ pub struct Moves {
     pub streams: Streams,
     /// VMs of which other hosts say what the notes here cannot tell.
     pub unclear: Unclear,
+    /// Disks that this host has made for VMs that come.
+    pub copies: Copies,
     /// VMs whose moves an earlier daemon left, and of which nobody has said yet what becomes of them.
     left: Mutex<BTreeSet<String>>,
     notes: Notes,
@@ -48,6 +51,7 @@ impl Moves {
             arbiter: Arbiter::default(),
             streams: Streams::default(),
             unclear: Unclear::default(),
+            copies: Copies::below(state_dir),
             left: Mutex::default(),
             notes: Notes::below(state_dir),
             hosts: Hosts::in_dir(hosts_dir),

@@ -29,5 +29,5 @@ pub use gate::Gate;
 pub use load::load;
 pub use paused::{PauseKind, is_paused, pause_of};
 pub use progress::{RunState, run_state};
-pub use save::{Pause, SaveError, Saved, cont, resume, save};
+pub use save::{Before, Pause, SaveError, Saved, cont, resume, save, save_after};
 pub use undo::undo;

@@ -151,19 +151,7 @@ impl Registry {
                 "no pressure: the kernel serves its faults, on huge pages where they are to be had",
             ),
         }
-        match &vm.state {
-            VmState::Created => line("state", "created".into(), "no program has attached yet"),
-            VmState::Unmanaged { pid, since_s } => line(
-                "state",
-                format!("UNMANAGED for {since_s} s"),
-                &format!("process {pid} has its memory and has not handed it over: nothing limits it"),
-            ),
-            VmState::Running => line("state", "running".into(), "its page faults are answered"),
-            VmState::Waiting => {
-                line("state", "waiting".into(), "the agent in its process is away; what it needs waits")
-            }
-            VmState::Stalled { reason, since_s } => line("state", format!("stalled for {since_s} s"), reason),
-        }
+        explain_state(&vm.state, &mut line);
         if let Some(waits) = &vm.waits {
             line("waits", "yes".into(), &format!("it goes on by itself when this is over: {waits}"));
         }
@@ -247,6 +235,20 @@ impl Registry {
         problems.extend(self.parts.problems());
         problems.extend(cgroup_problem());
         Health { ok: problems.is_empty(), problems }
+    }
+}
+
+fn explain_state(state: &VmState, line: &mut impl FnMut(&str, String, &str)) {
+    match state {
+        VmState::Created => line("state", "created".into(), "no program has attached yet"),
+        VmState::Unmanaged { pid, since_s } => line(
+            "state",
+            format!("UNMANAGED for {since_s} s"),
+            &format!("process {pid} has its memory and has not handed it over: nothing limits it"),
+        ),
+        VmState::Running => line("state", "running".into(), "its page faults are answered"),
+        VmState::Waiting => line("state", "waiting".into(), "the agent in its process is away; what it needs waits"),
+        VmState::Stalled { reason, since_s } => line("state", format!("stalled for {since_s} s"), reason),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Guests that verify their memory move between two hosts: they go on as if nothing had been, and run on one host at a time.
 
 mod arbiter;
+mod copied;
 mod disks;
 mod drain;
 mod ended;

@@ -67,6 +67,7 @@ pub fn plan(
         sends_bytes: planned.sends.0,
         spared_bytes: planned.spared.0.saturating_sub(to_pool),
         pool_bytes: to_pool,
+        disk_bytes: 0,
         bytes_per_second: planned.rate.0,
         time_ms: planned.time.map(millis_ceil),
         downtime_ms: planned.pause.map(millis_ceil),
@@ -74,6 +75,13 @@ pub fn plan(
         remote,
         arbiter: None,
     }
+}
+
+/// The same for a VM whose disks are copied before its memory is sent.
+pub fn with_disks(plan: MovePlan, disks: Bytes) -> MovePlan {
+    let more_ms = (u128::from(disks.0) * 1000).div_ceil(u128::from(plan.bytes_per_second.max(1)));
+    let more_ms = u64::try_from(more_ms).unwrap_or(u64::MAX);
+    MovePlan { disk_bytes: disks.0, time_ms: plan.time_ms.map(|ms| ms.saturating_add(more_ms)), ..plan }
 }
 
 fn millis_ceil(span: Duration) -> u64 {
@@ -129,6 +137,9 @@ mod tests {
         assert_eq!(planned.reserves, MoveRoom { dram_bytes: GIB / 8, swap_bytes: 4 * GIB });
         assert_eq!(planned.free, MoveRoom { dram_bytes: GIB, swap_bytes: 10 * GIB });
         assert_eq!((planned.time_ms, planned.downtime_ms), (Some(17_204), Some(24)));
+
+        let with = with_disks(planned.clone(), Bytes(125_000_001));
+        assert_eq!((with.disk_bytes, with.time_ms), (125_000_001, planned.time_ms.map(|ms| ms + 1001)));
 
         let slow = MoveRequest { bandwidth: Some(12_500_000), ..MoveRequest::new("host2") };
         let planned = plan(&vm(), &ping(), &reserved(), &slow, None, stop_cost);

@@ -18,6 +18,7 @@ use pagoda_move::wire::{Control, Malformed};
 
 use super::tail::Tail;
 use super::vm::{self, Wanted};
+use crate::moves::Moves;
 use crate::moves::arbiter::Answers;
 use crate::moves::channel::ControlSender;
 use crate::moves::claims::Claim;
@@ -209,6 +210,10 @@ impl Session {
                 if self.owner.is_running() {
                     self.send(&Control::Started { attempt: self.attempt, generation });
                 }
+                if let Err(error) = self.registry.moves.copies.keep(&self.vm) {
+                    // Its own note says the same.
+                    tracing::warn!(vm = %self.vm, "note that its disks are its own: {}", in_full(error.as_ref()));
+                }
             }
             Input::Resolve => self.apply(DestinationEvent::Resolve),
             Input::Cancel(why) if self.owner.is_before_grant() => self.fail(why),
@@ -222,7 +227,7 @@ impl Session {
     fn prepared(&mut self, prepared: Result<Arriving, String>) {
         match prepared {
             Ok(arriving) => {
-                self.registry.moves.sessions.set_store(self.attempt, &arriving.store);
+                self.registry.moves.sessions.set_places(self.attempt, &arriving);
                 self.id = Some(arriving.id);
                 self.pid = self.registry.find_by_id(arriving.id, |vm| vm.record.pid.0);
                 self.arriving = Some(arriving);
@@ -434,8 +439,11 @@ impl Session {
                 Action::Discard => {
                     if let Some(arriving) = self.arriving.take() {
                         arriving.store.close();
+                        arriving.exports.iter().for_each(|exports| _ = exports.cut());
                     }
                     vm::discard(&self.registry, &self.vm, self.attempt, self.id);
+                    let Moves { copies, .. } = &self.registry.moves;
+                    copies.remove(self.registry.moves.notes(), &self.vm, self.attempt);
                 }
                 Action::Ask(claim) => self.ask_arbiter(claim),
                 Action::Unregister(..) => unreachable!("a destination removes no register"),

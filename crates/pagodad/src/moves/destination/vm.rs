@@ -18,7 +18,9 @@ use pagoda_move::units::AttemptId;
 use pagoda_pager::handle::Command;
 use pagoda_pager::tier::source::Arrivals;
 
+use super::exports::Exports;
 use super::tail::Tail;
+use crate::disks::check_all_open;
 use crate::moves::channel::STREAMS;
 use crate::moves::sessions::Arriving;
 use crate::moves::specification::Specification;
@@ -74,7 +76,11 @@ impl Wanted {
     /// # Errors
     /// Why not. What was made is there still, and is removed by [`discard`].
     pub fn prepare(&self, registry: &Arc<Registry>) -> Result<Arriving> {
-        let Specification { launch, spec, memory, remote, .. } = &self.specification;
+        let Specification { launch, spec, memory, remote, disks, .. } = &self.specification;
+        let files = match disks.is_empty() {
+            true => Vec::new(),
+            false => registry.moves.copies.make(&self.name, self.attempt, launch, disks)?,
+        };
         if let Some(remote) = remote {
             handover::check(&Dirs::of(&registry.config), &self.name, remote)?;
         }
@@ -101,14 +107,24 @@ impl Wanted {
                     bail!(started.why_ended().unwrap_or_else(|| "its QEMU has ended while it started".to_owned()));
                 };
                 let ready = vm.handle.clone().filter(|_| vm.keeps_ram);
-                ready.map(|handle| (vm.governed.id, handle, Arc::clone(&vm.qmp)))
+                ready.map(|handle| (vm.governed.id, handle, Arc::clone(&vm.qmp), vm.record.pid.0))
             };
-            if let Some((id, handle, qmp)) = found {
+            if let Some((id, handle, qmp, pid)) = found {
                 let before = run_state(&qmp)?;
                 ensure!(before == RunState::InMigrate, "its QEMU is {before}, and does not wait for its state");
                 state::check_same(&self.specification.qemu, &state::machine(&qmp)?)?;
                 state::leave_disks_alone(&qmp, true).context("have it leave its disks alone until it runs")?;
-                return Ok(Arriving { id, store, handle, qmp });
+                let dir = registry.moves.notes().dir();
+                let exports = match disks.is_empty() {
+                    true => None,
+                    false => {
+                        let exports = Exports::start(&qmp, &launch.cwd, disks, dir, self.attempt)?;
+                        // Whoever may write to the directory could have put another file in the place of one. None is written to yet.
+                        check_all_open(pid, &files)?;
+                        Some(Arc::new(exports))
+                    }
+                };
+                return Ok(Arriving { id, store, handle, exports, qmp });
             }
             if let Some(why) = started.why_ended() {
                 bail!(why);
@@ -168,8 +184,13 @@ pub fn load(
     report: impl FnOnce(Result<(), String>) + Send + 'static,
 ) -> Result<()> {
     let gate = registry.gate_of(vm.id).context("its QEMU has ended")?;
-    let qmp = Arc::clone(&vm.qmp);
+    let (qmp, exports) = (Arc::clone(&vm.qmp), vm.exports.clone());
     let load = move || {
+        // The source's QEMU has flushed its copies of them, before it saved this state.
+        let ended = exports.map_or(Ok(()), |exports| exports.end(&qmp));
+        if let Err(error) = ended {
+            return report(Err(in_full(error.as_ref())));
+        }
         let loaded = state::load(&Held::new(qmp), &gate, &mut &device_state[..], Instant::now() + LOAD_MAX);
         report(loaded.context("load its state").map_err(|error| in_full(error.as_ref())));
     };

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use pagoda_api::in_full;
 use pagoda_api::types::{ApiError, ErrorCode};
+use pagoda_core::units::Bytes;
 use pagoda_link::LinkError;
 use pagoda_move::note::Note;
-use pagoda_move::units::ConnectionNo;
+use pagoda_move::units::{AttemptId, ConnectionNo};
 use pagoda_move::wire::Control;
 use pagoda_move::wire::offer::{Capabilities, Reason};
 
@@ -22,11 +23,20 @@ use crate::registry::Registry;
 /// How long the other host may take to compare. It does nothing else for it.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Asks the destination, too. What is to be started there it looks at only when it makes room. Whether both hosts have one arbiter.
+/// What two hosts say of a VM that could move.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// Both have one arbiter.
+    pub has_arbiter: bool,
+    /// Of disks that would be copied.
+    pub disks: Bytes,
+}
+
+/// Asks the destination, too.
 ///
 /// # Errors
 /// What keeps the VM from moving. Nothing is changed here or there.
-pub fn ask(registry: &std::sync::Arc<Registry>, request: &Request) -> Result<bool, ApiError> {
+pub fn ask(registry: &std::sync::Arc<Registry>, request: &Request) -> Result<Asked, ApiError> {
     let checked = check(registry, request)?;
     let refuse = |why: String| {
         let what = format!("{} does not move to {}: {why}", request.vm, checked.host.name);
@@ -46,28 +56,40 @@ pub fn ask(registry: &std::sync::Arc<Registry>, request: &Request) -> Result<boo
     sender.send(&hello).map_err(|error| silent(in_full(&error)))?;
     // It says now and then that it is there, which is no answer.
     let (done, is_done) = queue::<()>();
+    let watched = sender.clone();
     let watch = move || {
         if is_done.recv_timeout(ANSWER_MAX) == Err(RecvTimeoutError::Timeout) {
-            sender.cut();
+            watched.cut();
         }
     };
     thread::Builder::new().name("ask".into()).spawn(watch).map_err(|error| silent(error.to_string()))?;
-    let answer = answer(&mut receiver, |message| message.attempt() == attempt);
+    let mut answer = || -> Result<Control, ApiError> {
+        match answer(&mut receiver, attempt).map_err(silent)? {
+            Control::Refuse { reasons, .. } => Err(refuse(in_words(&reasons))),
+            answer => Ok(answer),
+        }
+    };
+    let Control::Welcome(welcome) = answer()? else {
+        return Err(silent("it does not say that the VM is welcome".into()));
+    };
+    if welcome.capabilities.has(Capabilities::DISKS) {
+        let specification = checked.offer.specification.clone();
+        sender.send(&Control::Check { attempt, specification }).map_err(|error| silent(in_full(&error)))?;
+        answer()?;
+    }
     drop(done);
-    answer.map_err(silent)?.map_err(|reasons| refuse(in_words(&reasons)))
+    let has_arbiter = welcome.capabilities.has(Capabilities::ARBITER);
+    let disks = checked.offer.disks.iter().map(|disk| disk.content).fold(0, u64::saturating_add);
+    Ok(Asked { has_arbiter, disks: Bytes(disks) })
 }
 
-/// Whether it is welcome, and both hosts have one arbiter; or why not.
-fn answer(
-    receiver: &mut ControlReceiver,
-    is_of: impl Fn(&Control) -> bool,
-) -> Result<Result<bool, Vec<Reason>>, String> {
+/// What the destination says of the attempt: that it is welcome, or possible, or why not.
+fn answer(receiver: &mut ControlReceiver, attempt: AttemptId) -> Result<Control, String> {
     loop {
         match receiver.receive().map_err(|error| in_full(&error))? {
-            Control::Welcome(welcome) if is_of(&Control::Welcome(welcome.clone())) => {
-                return Ok(Ok(welcome.capabilities.has(Capabilities::ARBITER)));
-            }
-            Control::Refuse { attempt: _, reasons } => return Ok(Err(reasons)),
+            message if message.attempt() != attempt => {}
+            message @ (Control::Welcome(_) | Control::Possible { .. } | Control::Refuse { .. }) => return Ok(message),
+            Control::Forgotten { .. } => return Err("it does not know any more what it was asked".to_owned()),
             _ => {}
         }
     }

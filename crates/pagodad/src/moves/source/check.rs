@@ -14,6 +14,7 @@ use pagoda_move::units::{AttemptId, ConnectionNo, Generation, RegisterId};
 use pagoda_move::wire::PROTOCOL_VERSION;
 use pagoda_move::wire::limits::{REGIONS_MAX, VM_PAGES_MAX};
 use pagoda_move::wire::offer::{Capabilities, Hello, RegionFacts, Room};
+use pagoda_pager::handle::Handle;
 use pagoda_pager::tier::remote::RemoteNumbers;
 use rmap::client::Reach;
 use rmap::units::{PAGE_SIZE, SLAB_PAGES};
@@ -21,6 +22,7 @@ use rmap::units::{PAGE_SIZE, SLAB_PAGES};
 use super::request::Request;
 use super::shown;
 use super::split::to_pool;
+use crate::disks::{CopiedDisk, find_copied};
 use crate::moves::capabilities::ours;
 use crate::moves::specification::Specification;
 use crate::qmp::state::{self, RunState};
@@ -54,6 +56,8 @@ pub struct Offer {
     pub specification: String,
     /// What does not fit into its DRAM there goes into its remote tier.
     pub is_split: bool,
+    /// Its disks, if they are copied.
+    pub disks: Vec<CopiedDisk>,
 }
 
 /// Looks for all that can be wrong.
@@ -83,13 +87,7 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
     if let Some(why) = launch.why_unstartable() {
         return Err(unstartable(why));
     }
-    if let Some(reason) = handle.status().pinned.clone().or_else(|| record.spec.pinned.clone()) {
-        return Err(refuse(format!("its memory is written by others, unseen: {reason}"), None));
-    }
-    if let Some(group) = &record.spec.share_group {
-        let hint = "end it, and start it without --share-group, for a VM that is to move";
-        return Err(refuse(format!("it shares pages with the VMs of the group {group}"), Some(hint)));
-    }
+    check_others(record, handle).map_err(|(why, hint)| refuse(why, hint))?;
     if let Some(split) = request.split {
         check_tier(record, split).map_err(|(why, hint)| refuse(why, Some(hint)))?;
     }
@@ -105,9 +103,13 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
         let why = "snapshots have given its disks layers, which get their names when it ends";
         return Err(refuse(why.to_owned(), Some("end it, and start it anew")));
     }
+    let copied = match request.copy_disks {
+        true => find_copied(qmp, record, &launch).map_err(asked)?,
+        false => Vec::new(),
+    };
     let writable = disks::writable(qmp, &launch.cwd, &record.disks).map_err(asked)?;
-    if let Some(disk) = writable.first().filter(|_| !request.shared_disks) {
-        let hint = "--shared-disks says that both hosts have the same disks at the same paths; disks are not copied";
+    if let Some(disk) = writable.first().filter(|_| !request.shared_disks && !request.copy_disks) {
+        let hint = "--shared-disks says that both hosts have the same disks at the same paths, and --copy-disks has their files copied";
         return Err(refuse(format!("it has writable disks, such as {}", disk.file), Some(hint)));
     }
     let qemu = state::machine(qmp).map_err(asked)?;
@@ -123,17 +125,35 @@ pub fn check(registry: &Arc<Registry>, request: &Request) -> Result<Checked, Api
     let needed = |is_needed: bool, what| if is_needed { what } else { Capabilities::default() };
     let required = needed(may_lack_pages, Capabilities::POSTCOPY);
     let required = required.with(needed(remote.is_some(), Capabilities::REMOTE_TIER));
+    let required = required.with(needed(!copied.is_empty(), Capabilities::DISKS));
     // Whoever owns a tier takes it over by its note alone.
     let register = registry.moves.arbiter.register().filter(|_| remote.is_none());
     let (machine, regions) = (qemu.clone(), memory.clone());
-    let specification = Specification { launch, spec, memory: regions, qemu: machine, running: runs, remote };
+    let images = copied.iter().map(|disk| disk.image.clone()).collect();
+    let specification =
+        Specification { launch, spec, memory: regions, qemu: machine, running: runs, remote, disks: images };
     let specification = specification.to_text().map_err(asked)?;
     if let Some(split) = request.split {
         check_room(registry, &ready, split, room.dram).map_err(|(why, hint)| refuse(why, Some(hint)))?;
     }
     let is_split = request.split.is_some();
-    let offer = Offer { vm: vm.clone(), qemu, memory, room, required, register, specification, is_split };
+    let offer =
+        Offer { vm: vm.clone(), qemu, memory, room, required, register, specification, is_split, disks: copied };
     Ok(Checked { ready, host, own, offer, runs })
+}
+
+/// Nobody else has a part in its memory.
+fn check_others(record: &Record, handle: &Handle) -> Result<(), (String, Option<&'static str>)> {
+    if let Some(reason) = handle.status().pinned.clone().or_else(|| record.spec.pinned.clone()) {
+        return Err((format!("its memory is written by others, unseen: {reason}"), None));
+    }
+    match &record.spec.share_group {
+        None => Ok(()),
+        Some(group) => {
+            let hint = "end it, and start it without --share-group, for a VM that is to move";
+            Err((format!("it shares pages with the VMs of the group {group}"), Some(hint)))
+        }
+    }
 }
 
 /// Why a VM is not split, and what to do.

@@ -5,6 +5,7 @@
 //! stop of the VM, networks) has threads of its own, which say here what came of it.
 
 mod arbiter;
+mod disks;
 mod tail;
 
 use std::collections::VecDeque;
@@ -32,6 +33,7 @@ use super::copying::{Copying, Extent, Turn};
 use super::guest::Guest;
 use super::input::Input;
 use super::line::{Called, Line};
+use super::mirror::Mirror;
 use super::progress::{Ended, Progress};
 use super::shown::{self, Stage};
 use super::standing::Outcome;
@@ -84,6 +86,8 @@ pub struct Driver {
     /// On the VM's note, until the move is over.
     claim: Option<Claim>,
     copying: Option<Copying>,
+    /// Its disks, until it runs there or stays here.
+    mirror: Option<Mirror>,
     /// The VM's remote tier is handed over, and the destination gets its map.
     hands_over: bool,
     /// Once the VM runs at its destination and lacks pages there, or may.
@@ -123,6 +127,7 @@ impl Driver {
             is_over: Arc::default(),
             claim: Some(claim),
             copying: None,
+            mirror: None,
             hands_over: false,
             tail: None,
             wait_until: None,
@@ -176,7 +181,7 @@ impl Driver {
         let next = self.begun.owner.next_at(now);
         let next = self.wait_until.map_or(next, |until| next.min(until));
         match self.begun.stage {
-            Stage::Owning(_) => next.min(now + SHOW_EVERY),
+            Stage::Owning(_) | Stage::Mirroring => next.min(now + SHOW_EVERY),
             _ => next,
         }
     }
@@ -204,6 +209,9 @@ impl Driver {
                     copying.sent(connection, gone);
                 }
             }
+            Input::Disks(Ok(())) if self.begun.stage == Stage::Mirroring => self.own_all(),
+            Input::Disks(Ok(())) => {}
+            Input::Disks(Err(why)) => self.give_up(why),
             Input::Stopped(outcome) => self.stopped(outcome),
             Input::Arbiter(answer) => self.arbiter_answers(answer),
             Input::Order(Order::Cancel) => self.cancel("its user has cancelled it"),
@@ -275,6 +283,7 @@ impl Driver {
             tail.lost_link();
         }
         self.event(SourceEvent::LinkDown);
+        self.lost_disks();
         if !self.begun.owner.is_over() {
             self.call();
         }
@@ -289,7 +298,7 @@ impl Driver {
     }
 
     /// What is said first on a connection.
-    fn greet(&self) {
+    pub(super) fn greet(&self) {
         let (Some(line), offered) = (&self.line, self.begun.owner.offered()) else { return };
         let attempt = offered.attempt;
         let message = match (self.begun.stage, &self.begun.offer) {
@@ -297,7 +306,9 @@ impl Driver {
                 Control::Hello(offer.hello(attempt, line.no, Generation(offered.generation.0 - 1)))
             }
             (Stage::Reserving, Some(_)) => return self.reserve(),
-            (Stage::Owning(_) | Stage::Copying, _) => Control::Resume { attempt, connection: line.no },
+            (Stage::Mirroring | Stage::Owning(_) | Stage::Copying, _) => {
+                Control::Resume { attempt, connection: line.no }
+            }
             (Stage::Greeting | Stage::Reserving | Stage::Granted, _) => return,
         };
         line.send(&message);
@@ -397,7 +408,7 @@ impl Driver {
     fn offer(&mut self) {
         let note = Note::Owned(Owned::Offered(self.begun.owner.offered()));
         match self.begun.notes.write(&self.begun.called.vm, Some(note)) {
-            Ok(()) => self.own_all(),
+            Ok(()) => self.copy_disks(),
             Err(error) => self.give_up(format!("note whom it is offered to: {}", in_full(error.as_ref()))),
         }
     }
@@ -445,7 +456,8 @@ impl Driver {
             Ok(hands_over) => hands_over,
             Err(error) => return self.give_up(in_full(error.as_ref())),
         };
-        match Copying::begin(&engine, *settings, extent, no, own, self.now()) {
+        let settings = self.behind_disks(*settings);
+        match Copying::begin(&engine, settings, extent, no, own, self.now()) {
             Ok(copying) => {
                 self.copying = Some(copying);
                 self.begun.stage = Stage::Copying;
@@ -472,6 +484,7 @@ impl Driver {
             self.note_why(ErrorCode::GivenUp, "its QEMU has ended".to_owned());
             self.event(SourceEvent::QemuDied);
         }
+        self.look_at_time();
         self.begin_rounds();
         self.remind();
         self.show();
@@ -573,7 +586,7 @@ impl Driver {
                 }
                 Action::Stop => {
                     tracing::debug!(vm = %self.begun.called.vm, "pause: it is to stop");
-                    if let Err(error) = self.begun.guest.stop(self.begun.own.clone()) {
+                    if let Err(error) = self.stop() {
                         let failed = Outcome::Failed { why: in_full(error.as_ref()), is_left: false };
                         let _ = self.begun.own.send(Input::Stopped(failed));
                     }
@@ -581,7 +594,7 @@ impl Driver {
                 Action::Run => self.let_run(),
                 Action::Discard => {
                     self.show();
-                    (self.copying, self.tail) = (None, None);
+                    (self.copying, self.tail, self.mirror) = (None, None, None);
                     self.begun.guest.discard();
                 }
                 Action::Ask(claim) => self.ask_arbiter(claim),
@@ -617,6 +630,9 @@ impl Driver {
     fn let_run(&mut self) {
         (self.copying, self.tail) = (None, None);
         self.slow_writers();
+        if let Some(mirror) = &self.mirror {
+            mirror.cut();
+        }
         while self.begun.guest.is_stopping() {
             // A state that is being saved cannot be called back. It has a deadline.
             match self.begun.inputs.recv() {
@@ -626,14 +642,21 @@ impl Driver {
             }
         }
         self.begun.guest.let_run();
+        // The guest does not wait for that.
+        self.mirror = None;
     }
 
     fn end(&mut self, end: End) {
         self.is_over.store(true, Ordering::Relaxed);
+        self.show();
+        self.mirror = None;
         let vm = self.begun.called.vm.clone();
         let (code, why) = self.why.take().unwrap_or((ErrorCode::GivenUp, shown::reason_of(end).to_owned()));
         match end {
-            End::Moved => tracing::info!(%vm, downtime = ?self.downtime, "it has moved to {}", self.to()),
+            End::Moved => {
+                let files = self.shown().disk_files.join(", ");
+                tracing::info!(%vm, downtime = ?self.downtime, files, "it has moved to {}", self.to());
+            }
             other => tracing::warn!(%vm, "it has not moved to {}: {other:?}: {why}", self.to()),
         }
         if matches!(end, End::GivenUp | End::CameBack | End::Crashed) {
@@ -670,6 +693,7 @@ impl Driver {
         (shown.phase, shown.elapsed, shown.downtime) = (phase, self.began.elapsed(), self.downtime);
         let placed = self.copying.as_ref().map(Copying::placed);
         shown::update(&mut shown, rounds.as_ref(), placed, self.unreachable.as_deref());
+        shown.disks = self.mirror.as_ref().map_or(shown.disks, Mirror::copied);
         shown.arbiter = Some(self.shown_arbiter(&shown.to));
         self.show_tail(&mut shown, rounds.map_or(Bytes::ZERO, |rounds| rounds.sent));
     }

@@ -19,7 +19,7 @@ use pagoda_move::wire::limits::STATE_MAX;
 use pagoda_pager::handle::{Command, Handle};
 
 use super::input::Input;
-use super::standing::{Outcome, Standing};
+use super::standing::{BeforeState, Outcome, Standing};
 use crate::moves::start;
 use crate::qmp::Monitor;
 use crate::qmp::processors::processors;
@@ -149,11 +149,16 @@ impl Guest {
         engine.send(Command::SlowWriters { delay: slowing.delay(), threads });
     }
 
+    /// Its monitor and its number, if it has not ended.
+    pub fn monitor(&self) -> Option<(Arc<Monitor>, u32)> {
+        self.here.as_ref().filter(|_| self.is_here()).map(|(_, qmp, (pid, _))| (Arc::clone(qmp), *pid))
+    }
+
     /// Has it stopped, with its state. An input says what came of it.
     ///
     /// # Errors
     /// It has not been stopped.
-    pub fn stop(&mut self, inputs: Sender<Input>) -> Result<()> {
+    pub fn stop(&mut self, before: Option<BeforeState>, inputs: Sender<Input>) -> Result<()> {
         let (id, qmp, _) = self.here.as_ref().context("it has ended")?;
         let is_running = run_state(qmp)? == RunState::Running;
         ensure!(is_running == self.runs, "it was paused or let run meanwhile");
@@ -161,7 +166,7 @@ impl Guest {
         let gate = self.registry.gate_of(*id).context("it has ended")?;
         let max = Bytes(STATE_MAX.0.min(STATE_BYTES_MAX.0));
         let report = move |outcome| drop(inputs.send(Input::Stopped(outcome)));
-        let standing = Standing::begin(Arc::clone(qmp), gate, max, Instant::now() + STOPPED_MAX, report);
+        let standing = Standing::begin(Arc::clone(qmp), gate, max, Instant::now() + STOPPED_MAX, before, report);
         self.stand = Stand::Stopping(standing.context("start a thread")?);
         Ok(())
     }

@@ -34,6 +34,8 @@ pub enum Input {
         connection: ConnectionNo,
         gone: Gone,
     },
+    /// All of its disks are there but what it writes, or why they cannot be copied.
+    Disks(Result<(), String>),
     /// The VM stands still, or does not.
     Stopped(Outcome),
     Order(Order),

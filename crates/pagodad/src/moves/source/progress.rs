@@ -7,6 +7,13 @@ use pagoda_core::units::Bytes;
 use pagoda_move::owner::End;
 use pagoda_move::units::{AttemptId, Rate};
 
+/// How much of disks is copied.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Copied {
+    pub done: Bytes,
+    pub total: Bytes,
+}
+
 /// A move that is under way, or how far it came.
 #[derive(Clone, Debug)]
 pub struct Progress {
@@ -38,6 +45,11 @@ pub struct Progress {
     pub expected_downtime: Option<Duration>,
     /// What each first write of the guest to a page waits. Zero: its writers are not slowed.
     pub write_delay: Duration,
+    /// Its disks, if they are copied, and their files.
+    pub disks: Copied,
+    pub disk_files: Vec<String>,
+    /// Disks were being copied.
+    pub has_begun: bool,
     /// Why it is not further than it is.
     pub waits: Option<String>,
     /// How long the VM stood still, until this host knew that it runs at its destination.
@@ -67,6 +79,9 @@ impl Progress {
             eta: None,
             expected_downtime: None,
             write_delay: Duration::ZERO,
+            disks: Copied::default(),
+            disk_files: Vec::new(),
+            has_begun: false,
             waits: None,
             downtime: None,
             arbiter: None,

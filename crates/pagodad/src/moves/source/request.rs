@@ -30,6 +30,8 @@ pub struct Request {
     pub split: Option<MoveSplit>,
     /// Both hosts have the VM's disks at the same paths.
     pub shared_disks: bool,
+    /// They are files of this host, and are copied.
+    pub copy_disks: bool,
 }
 
 impl Request {

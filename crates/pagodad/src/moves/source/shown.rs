@@ -13,6 +13,8 @@ use super::progress::Progress;
 pub enum Stage {
     Greeting,
     Reserving,
+    /// Its disks are copied.
+    Mirroring,
     /// What the VM borrows becomes its own, until then at the latest.
     Owning(Instant),
     Copying,
@@ -25,6 +27,7 @@ pub const fn phase(stage: Stage, rounds: Option<&rounds::Progress>) -> &'static 
     match (stage, rounds) {
         (Stage::Greeting, _) => "greeting",
         (Stage::Reserving, _) => "reserving",
+        (Stage::Mirroring, _) => "disks",
         (Stage::Owning(_), _) => "preparing",
         (_, Some(rounds)) => match rounds.phase {
             Phase::Rounds => "copying",

@@ -30,6 +30,9 @@ enum Ask {
     Resume(Sender<Result<()>>),
 }
 
+/// What is done while the VM stands still, before its state is saved, and until when.
+pub type BeforeState = Box<dyn FnOnce(Instant) -> Result<()> + Send>;
+
 /// The thread. When this is dropped, the VM stays as it is.
 #[derive(Debug)]
 pub struct Standing {
@@ -46,10 +49,11 @@ impl Standing {
         gate: impl Gate + Send + 'static,
         max: Bytes,
         deadline: Instant,
+        before: Option<BeforeState>,
         report: impl FnOnce(Outcome) + Send + 'static,
     ) -> std::io::Result<Standing> {
         let (asks, asked) = channel();
-        let keep = move || keep(&qmp, &gate, max, deadline, report, &asked);
+        let keep = move || keep(&qmp, &gate, (max, deadline, before), report, &asked);
         thread::Builder::new().name("move-stop".into()).spawn(keep)?;
         Ok(Standing { asks })
     }
@@ -81,12 +85,14 @@ impl Standing {
 fn keep(
     qmp: &Monitor,
     gate: &dyn Gate,
-    max: Bytes,
-    deadline: Instant,
+    (max, deadline, mut before): (Bytes, Instant, Option<BeforeState>),
     report: impl FnOnce(Outcome),
     asked: &Receiver<Ask>,
 ) {
-    let Saved { state, pause } = match state::save(qmp, gate, max, deadline) {
+    let is_something = before.is_some();
+    let mut once = || before.take().map_or(Ok(()), |before| before(deadline));
+    let before: Option<state::Before<'_>> = if is_something { Some(&mut once) } else { None };
+    let Saved { state, pause } = match state::save_after(qmp, gate, max, deadline, before) {
         Ok(saved) => saved,
         Err(error) => {
             let is_left = error.left.is_some();

@@ -37,7 +37,7 @@ fn check_for(own: (u32, u32), accounts: &Accounts, config: &MovesConfig, launch:
         reasons.push(format!("its program {} is not among programs in [moves] of pagoda.toml", shown(&launch.program)));
     }
     reasons.extend(check_user(own, accounts, config, (launch.uid, launch.gid)).err());
-    reasons.extend(check_dir(config, &launch.cwd).err());
+    reasons.extend(check_dir(config, Path::new(&launch.cwd), "its directory").err());
     if reasons.is_empty() { Ok(()) } else { Err(reasons) }
 }
 
@@ -72,18 +72,21 @@ fn check_user(
     Ok(())
 }
 
-fn check_dir(config: &MovesConfig, cwd: &str) -> Result<(), String> {
-    let dir = Path::new(cwd);
+/// That a directory, which is `what`, is below a listed one, also when links are followed.
+///
+/// # Errors
+/// It is not.
+pub fn check_dir(config: &MovesConfig, dir: &Path, what: &str) -> Result<(), String> {
     let is_plain = dir.is_absolute() && dir.components().all(|part| part != Component::ParentDir);
+    let said = shown(&dir.to_string_lossy());
     if !is_plain || !config.paths.iter().any(|path| dir.starts_with(path)) {
-        let cwd = shown(cwd);
-        return Err(format!("its directory {cwd} is not below one of paths in [moves] of pagoda.toml"));
+        return Err(format!("{what} {said} is not below one of paths in [moves] of pagoda.toml"));
     }
-    let real = dir.canonicalize().map_err(|error| format!("its directory {} is not here: {error}", shown(cwd)))?;
+    let real = dir.canonicalize().map_err(|error| format!("{what} {said} is not here: {error}"))?;
     let is_below = |path: &std::path::PathBuf| path.canonicalize().is_ok_and(|path| real.starts_with(path));
     match real.is_dir() && config.paths.iter().any(is_below) {
         true => Ok(()),
-        false => Err(format!("its directory {} is a link to elsewhere, or none", shown(cwd))),
+        false => Err(format!("{what} {said} is a link to elsewhere, or none")),
     }
 }
 

@@ -10,6 +10,8 @@ use crate::qmp::Monitor;
 const IGNORE_SHARED: &str = "x-ignore-shared";
 /// Disks are not activated at the end of a load.
 pub const LATE_ACTIVATION: &str = "late-block-activate";
+/// The guest stands still, and QEMU waits to be told before it saves the state.
+const PAUSE_BEFORE_STATE: &str = "pause-before-switchover";
 /// QEMU says how far a migration is. It stays on: that harms nobody, and others may rely on it.
 pub const EVENTS: &str = "events";
 
@@ -57,6 +59,25 @@ pub fn keep_ram(monitor: &Monitor, through: Opened<'_>) -> Result<()> {
 /// QEMU's.
 pub fn leave_disks_alone(monitor: &Monitor, on: bool) -> Result<()> {
     set(monitor, LATE_ACTIVATION, on)
+}
+
+/// Has QEMU wait with the state of a guest that it has stopped for that.
+///
+/// # Errors
+/// QEMU's.
+pub fn wait_before_state(monitor: &Monitor) -> Result<()> {
+    set(monitor, PAUSE_BEFORE_STATE, true)
+}
+
+/// It does not, from the next migration on. None is under way.
+///
+/// # Errors
+/// QEMU's.
+pub fn wait_no_more(monitor: &Monitor) -> Result<()> {
+    match all_on(monitor)?.iter().any(|name| name == PAUSE_BEFORE_STATE) {
+        true => set(monitor, PAUSE_BEFORE_STATE, false),
+        false => Ok(()),
+    }
 }
 
 /// The guest has been let run, and QEMU has its disks.

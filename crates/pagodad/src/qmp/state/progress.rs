@@ -11,6 +11,9 @@ use crate::qmp::{MigrationStatus, Monitor};
 /// QEMU is asked again after so long at the latest, whatever events it sends.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
+/// QEMU's word for a migration whose guest stands still, and that waits to be told.
+pub const BEFORE_STATE: &str = "pre-switchover";
+
 /// QEMU's word for what the VM does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunState {
@@ -87,6 +90,24 @@ pub fn wait_completed(monitor: &Monitor, deadline: Instant) -> Result<()> {
         match migration(monitor)? {
             (MigrationStatus::Completed, _) => return Ok(()),
             // One that comes in has no status before QEMU has read its first byte.
+            (MigrationStatus::UnderWay | MigrationStatus::None, _) => wait_for_change(monitor, changes, deadline)?,
+            (status, error) => bail!("{}", error.unwrap_or_else(|| format!("the migration {status}"))),
+        }
+    }
+}
+
+/// Waits until the guest was stopped for a migration that waits with the state. The monitor is held.
+///
+/// # Errors
+/// It has ended; it takes too long.
+pub fn wait_stopped(monitor: &Monitor, deadline: Instant) -> Result<()> {
+    loop {
+        let changes = monitor.events().migration_changes;
+        let answer = monitor.execute("query-migrate")?;
+        if answer.get("status").and_then(Value::as_str) == Some(BEFORE_STATE) {
+            return Ok(());
+        }
+        match migration(monitor)? {
             (MigrationStatus::UnderWay | MigrationStatus::None, _) => wait_for_change(monitor, changes, deadline)?,
             (status, error) => bail!("{}", error.unwrap_or_else(|| format!("the migration {status}"))),
         }

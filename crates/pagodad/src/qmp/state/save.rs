@@ -1,5 +1,8 @@
 //! Taking the state of a VM, which stands still from then on.
 
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -7,9 +10,9 @@ use pagoda_api::in_full;
 use pagoda_core::units::Bytes;
 use serde_json::json;
 
-use super::capability::{keep_ram, leave_ram_out, switch_events_on};
+use super::capability::{keep_ram, leave_ram_out, switch_events_on, wait_before_state, wait_no_more};
 use super::gate::{Gate, Opened};
-use super::progress::{RunState, run_state, wait_completed};
+use super::progress::{BEFORE_STATE, RunState, run_state, wait_completed, wait_stopped};
 use super::stream::{give_end, read_all, uri};
 use super::undo::undo;
 use crate::qmp::{Held, Monitor, QemuTime, Refused};
@@ -55,6 +58,23 @@ pub struct SaveError {
 /// # Errors
 /// The guest runs if it ran, no capability but `events` is on, and the gate is shut; [`SaveError::left`] says if that is not so.
 pub fn save<'a>(monitor: &'a Monitor, gate: &dyn Gate, max: Bytes, deadline: Instant) -> Result<Saved<'a>, SaveError> {
+    save_after(monitor, gate, max, deadline, None)
+}
+
+/// What is done while the guest stands still, before its state is saved.
+pub type Before<'a> = &'a mut dyn FnMut() -> Result<()>;
+
+/// The same, with something that is done in between. If this daemon dies meanwhile, the guest stands still until [`undo`] is called.
+///
+/// # Errors
+/// As [`save`], and what `before` says.
+pub fn save_after<'a>(
+    monitor: &'a Monitor,
+    gate: &dyn Gate,
+    max: Bytes,
+    deadline: Instant,
+    before_state: Option<Before<'_>>,
+) -> Result<Saved<'a>, SaveError> {
     let held = Held::new(monitor);
     let was_running = match run_state(monitor) {
         Ok(RunState::Running) => true,
@@ -63,7 +83,7 @@ pub fn save<'a>(monitor: &'a Monitor, gate: &dyn Gate, max: Bytes, deadline: Ins
         Err(why) => return Err(SaveError { why, left: None }),
     };
     let before = monitor.events();
-    let saved = take(monitor, gate, max, deadline).and_then(|state| {
+    let saved = take(monitor, gate, max, deadline, before_state).and_then(|state| {
         let after = monitor.events();
         let stopped = after.last_stop.filter(|_| after.stops > before.stops);
         let pause = Pause { monitor: held, was_running, resumes_before: before.resumes, stopped };
@@ -77,16 +97,58 @@ pub fn save<'a>(monitor: &'a Monitor, gate: &dyn Gate, max: Bytes, deadline: Ins
     })
 }
 
-fn take(monitor: &Monitor, gate: &dyn Gate, max: Bytes, deadline: Instant) -> Result<Vec<u8>> {
+fn take(
+    monitor: &Monitor,
+    gate: &dyn Gate,
+    max: Bytes,
+    deadline: Instant,
+    before_state: Option<Before<'_>>,
+) -> Result<Vec<u8>> {
+    let waits = before_state.is_some();
+    if waits {
+        wait_before_state(monitor)?;
+    }
     switch_events_on(monitor)?;
     let stream = give_end(monitor)?;
     leave_ram_out(monitor, &Opened::new(gate)?)?;
     monitor.execute_with("migrate", json!({ "uri": uri() }))?;
-    let state = read_all(&stream, max, deadline).context("read the state")?;
+    let state = match before_state {
+        None => read_all(&stream, max, deadline),
+        Some(before_state) => read_around(monitor, &stream, max, deadline, before_state),
+    };
+    let state = state.context("read the state")?;
     wait_completed(monitor, deadline).context("wait for the end of the state")?;
     keep_ram(monitor, Opened::new(gate)?).context("have RAM in the next migration")?;
+    if waits {
+        wait_no_more(monitor)?;
+    }
     ensure!(state.starts_with(MAGIC), "QEMU sent something else");
     Ok(state)
+}
+
+/// Reads the state of a QEMU that waits in the middle of it: what comes before is read meanwhile, or QEMU would not get that far.
+fn read_around(
+    monitor: &Monitor,
+    stream: &UnixStream,
+    max: Bytes,
+    deadline: Instant,
+    before_state: Before<'_>,
+) -> Result<Vec<u8>> {
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| read_all(stream, max, deadline));
+        let mut go_on = || {
+            wait_stopped(monitor, deadline).context("wait until it stands still")?;
+            before_state()?;
+            monitor.execute_with("migrate-continue", json!({ "state": BEFORE_STATE })).map(drop)
+        };
+        let gone_on = go_on();
+        if gone_on.is_err() {
+            // Nobody waits for a state that does not come. QEMU's end breaks, too.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        let state = reader.join().unwrap_or_else(|_| bail!("a thread of this daemon panicked"));
+        gone_on.and(state)
+    })
 }
 
 impl Pause<'_> {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::capability::{keep_ram, leaves_ram_out};
+use super::capability::{keep_ram, leaves_ram_out, wait_no_more};
 use super::gate::{Gate, Opened};
 use super::progress::{RunState, cancel, has_sent_ram, run_state};
 use super::stream::take_end_back;
@@ -34,7 +34,8 @@ pub fn undo(monitor: &Monitor, gate: &dyn Gate, paused: &[RunState]) -> Result<(
     take_end_back(monitor);
     // Also if that failed: a guest does not wait for a gate.
     run_again(monitor, paused, deadline).context("let the VM run")?;
-    with_ram
+    // None of ours is under way any more.
+    with_ram.and(wait_no_more(monitor).context("have it wait with no state"))
 }
 
 fn run_again(monitor: &Monitor, paused: &[RunState], deadline: Instant) -> Result<()> {

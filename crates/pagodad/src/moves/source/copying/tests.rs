@@ -274,6 +274,7 @@ fn check_with(seed: u64, cuts: u32, extent: Extent) -> PageMap {
                     let there = Arc::clone(&there);
                     thread::spawn(move || take(receiver, &there));
                 }
+                Accepted::Disk(..) => panic!("no disk is copied"),
             }
         }
     });

@@ -15,7 +15,7 @@ use pagoda_pager::handle::Copied;
 use super::super::copying::hot_first;
 use super::super::progress::Progress;
 use super::super::tail::Tail;
-use super::Driver;
+use super::{Driver, Stage};
 
 /// After so long without a word the destination hears of this connection once more: its daemon may have begun to listen before it knew of
 /// the attempt again.
@@ -66,13 +66,18 @@ impl Driver {
         }
     }
 
-    /// A destination whose daemon was started again may have been deaf when this connection began.
+    /// A destination whose daemon was started again may have been deaf when this connection began, or may have been ending what it had
+    /// of this attempt. It hears once more what it has not answered.
     pub(super) fn remind(&mut self) {
-        let is_due = self.begun.owner.is_granted() && self.heard.elapsed() > SILENCE;
-        if let Some(line) = self.line.as_ref().filter(|_| is_due) {
-            self.heard = Instant::now();
+        let Some(line) = self.line.as_ref().filter(|_| self.heard.elapsed() > SILENCE) else { return };
+        if self.begun.owner.is_granted() {
             line.send(&Control::Resume { attempt: self.begun.owner.offered().attempt, connection: line.no });
+        } else if matches!(self.begun.stage, Stage::Greeting | Stage::Reserving) {
+            self.greet();
+        } else {
+            return;
         }
+        self.heard = Instant::now();
     }
 
     /// `rounds`: what was sent before.

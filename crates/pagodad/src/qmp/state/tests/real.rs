@@ -13,7 +13,9 @@ use rustix::event::PollFlags;
 
 use crate::qmp::Monitor;
 use crate::qmp::poll::wait_until;
-use crate::qmp::state::{Gate, RunState, Saved, check, check_same, load, machine, resume, run_state, save};
+use crate::qmp::state::{
+    Gate, RunState, Saved, check, check_same, load, machine, resume, run_state, save, save_after, undo,
+};
 use crate::qmp::tests::Dir;
 
 /// Longer than anything here takes on a busy machine.
@@ -163,10 +165,51 @@ fn cpus_compared(program: &Path) -> Result<()> {
     Ok(())
 }
 
+/// What is done while the guest stands still is over before its state is saved; if it fails, the guest runs again.
+fn something_is_done_before(program: &Path) -> Result<()> {
+    let dir = Dir::new();
+    let (mut source, gate) = (Qemu::start(program, &dir.0, "source", &[])?, NoGate::default());
+    source.next_count()?;
+    let deadline = || Instant::now() + PATIENCE;
+    let mut stood = false;
+    let mut fail = || -> Result<()> {
+        stood = run_state(&source.monitor)? == RunState::FinishMigrate;
+        anyhow::bail!("it cannot be done")
+    };
+    let saved = save_after(&source.monitor, &gate, Bytes::from_mib(64), deadline(), Some(&mut fail));
+    let error = saved.err().context("it cannot be done, and the state is saved")?;
+    ensure!(stood && error.left.is_none() && error.to_string().contains("cannot be done"), "{stood} {error}");
+    ensure!(run_state(&source.monitor)? == RunState::Running && source.capabilities()? == ["events"]);
+    source.next_count()?;
+
+    // As a daemon finds it that starts when the one before has died meanwhile.
+    let mut undone = || -> Result<()> {
+        undo(&source.monitor, &gate, &[RunState::PostMigrate])?;
+        ensure!(run_state(&source.monitor)? == RunState::Running && source.capabilities()? == ["events"]);
+        anyhow::bail!("it is undone")
+    };
+    let saved = save_after(&source.monitor, &gate, Bytes::from_mib(64), deadline(), Some(&mut undone));
+    let error = saved.err().context("it is undone, and the state is saved")?;
+    ensure!(error.to_string().contains("it is undone"), "{error}");
+    source.next_count()?;
+
+    let mut calls = 0;
+    let mut count = || -> Result<()> {
+        calls += 1;
+        Ok(())
+    };
+    let Saved { state, pause } = save_after(&source.monitor, &gate, Bytes::from_mib(64), deadline(), Some(&mut count))?;
+    ensure!(calls == 1 && !state.is_empty() && pause.was_running() && source.capabilities()? == ["events"]);
+    resume(pause)?;
+    source.next_count()?;
+    Ok(())
+}
+
 fn of(program: PathBuf) -> Result<()> {
     ensure!(program.is_file(), "{} is missing: run scripts/install-deps.sh test", program.display());
     saved_and_loaded(&program)?;
-    cpus_compared(&program)
+    cpus_compared(&program)?;
+    something_is_done_before(&program)
 }
 
 #[test]
