@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use pagoda_guest::lines::Line;
-use testkit::cpu::{children_of, tree_cpu_s};
+use testkit::cpu::{threads_cpu_s, tree_of};
 use testkit::daemon::Daemon;
 
 use super::client::{self, Digest, Received, Source};
@@ -71,7 +71,7 @@ pub struct Machine<'a> {
     pub guest: Guest,
     way: Way,
     network: &'a Network,
-    /// Whose CPU time counts, with that of their children.
+    /// Whose CPU time counts.
     processes: Vec<u32>,
     sink: Option<TcpListener>,
     pub shared: Option<Shared>,
@@ -101,9 +101,10 @@ impl<'a> Machine<'a> {
         let shape = Shape { name: VM, memory_mib: MEMORY_MIB, append, more: &more, ..Shape::default() };
         let dir = daemon.as_ref().map_or(setup.dir.as_path(), Daemon::dir);
         let guest = Guest::boot_by(&words, dir, &shape, start)?;
-        let mut processes = vec![guest.pid()];
-        processes.extend(daemon.iter().map(Daemon::pid));
-        processes.extend(shared.iter().flat_map(Shared::processes));
+        let mut roots = vec![guest.pid()];
+        roots.extend(daemon.iter().map(Daemon::pid));
+        roots.extend(shared.iter().flat_map(Shared::processes));
+        let processes = roots.into_iter().map(tree_of).collect::<Result<Vec<_>>>()?.concat();
         let sink = sink.transpose()?;
         let mut machine = Machine { guest, way, network, processes, sink, shared, daemon };
         machine.prepare()?;
@@ -114,9 +115,9 @@ impl<'a> Machine<'a> {
         self.sh(&format!("ip addr add {GUEST}/{MASK_BITS} dev eth0 && ip link set eth0 up && mkdir {OUT}"))?;
         match self.way {
             Way::Outbox => {
-                // Its process is a child of what became QEMU, so its time is counted with that.
+                // Its process is a child of what became QEMU.
                 let pid = self.outbox_pid()?;
-                ensure!(children_of(self.guest.pid())?.contains(&pid), "the outbox is no child of QEMU");
+                ensure!(self.processes.contains(&pid), "the outbox's CPU time would not be counted");
                 self.sh(&format!("mount -t virtiofs {TAG} {OUT}"))
             }
             Way::Shared => self.sh(&format!("mount -t virtiofs {TAG} {OUT}")),
@@ -174,9 +175,22 @@ impl<'a> Machine<'a> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// CPU time of all that belongs to this way but the client.
-    fn cpu_s(&self) -> Result<f64> {
-        self.processes.iter().try_fold(0.0, |sum, pid| Ok(sum + tree_cpu_s(*pid)?))
+    /// CPU time of each of the way's processes, without their children.
+    fn cpu_s(&self) -> Result<Vec<f64>> {
+        self.processes.iter().map(|pid| threads_cpu_s(*pid, "")).collect()
+    }
+
+    fn show(&self, what: &str, delivery: &Delivery, cpu_s: &[f64]) {
+        let name = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+        let each: Vec<String> =
+            self.processes.iter().zip(cpu_s).map(|(pid, seconds)| format!("{} {seconds:.3}", name(pid))).collect();
+        let Delivery { seconds, first_byte_s, bytes, client_cpu_s, .. } = delivery;
+        eprintln!(
+            "outbox: {}: {what}: {} KiB in {seconds:.3} s, the first after {first_byte_s:.3}; CPU-seconds: {}; client {client_cpu_s:.3}",
+            self.way.text(),
+            bytes >> 10,
+            each.join(", ")
+        );
     }
 
     /// Where a file of the guest's is for clients.
@@ -222,7 +236,7 @@ impl<'a> Machine<'a> {
                 done?
             }
         };
-        let cpu_s = self.cpu_s()? - cpu_before;
+        let cpu_s: Vec<f64> = self.cpu_s()?.iter().zip(cpu_before).map(|(now, before)| now - before).collect();
         let lines = match product {
             Product::Stream { .. } => self.guest.end(&command)?.0,
             Product::Output { .. } => Vec::new(),
@@ -235,7 +249,10 @@ impl<'a> Machine<'a> {
         let Received { first, end, bytes, cpu_s: client_cpu_s } = received;
         let grew = self.way != Way::Outbox || matches!(product, Product::Output { .. }) || first < written;
         ensure!(grew, "the first byte came when the file was closed");
-        let delivery = Delivery { seconds: seconds(end), first_byte_s: seconds(first), cpu_s, client_cpu_s, bytes };
+        let all = cpu_s.iter().sum();
+        let delivery =
+            Delivery { seconds: seconds(end), first_byte_s: seconds(first), cpu_s: all, client_cpu_s, bytes };
+        self.show(&command, &delivery, &cpu_s);
         Ok((delivery, lines))
     }
 

@@ -30,21 +30,20 @@ pub fn threads_cpu_s(pid: u32, wanted: &str) -> Result<f64> {
     Ok(total_ns / 1e9)
 }
 
-/// CPU time of a process, its children and theirs, in seconds.
+/// A process, its children and theirs, as they are now.
 ///
 /// # Errors
 /// It is gone.
-pub fn tree_cpu_s(pid: u32) -> Result<f64> {
-    let own = threads_cpu_s(pid, "")?;
-    let children = children_of(pid)?;
-    children.into_iter().try_fold(own, |sum, child| Ok(sum + tree_cpu_s(child)?))
+pub fn tree_of(pid: u32) -> Result<Vec<u32>> {
+    let mut tree = vec![pid];
+    for child in children_of(pid)? {
+        tree.extend(tree_of(child)?);
+    }
+    Ok(tree)
 }
 
 /// The processes that a process has started and that run.
-///
-/// # Errors
-/// It is gone.
-pub fn children_of(pid: u32) -> Result<Vec<u32>> {
+fn children_of(pid: u32) -> Result<Vec<u32>> {
     let tasks = format!("/proc/{pid}/task");
     let mut children = Vec::new();
     for task in fs::read_dir(&tasks).with_context(|| format!("read {tasks}"))? {
@@ -67,6 +66,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::wait;
 
     #[test]
     fn a_child_is_in_its_tree() {
@@ -77,13 +77,12 @@ mod tests {
             .stdout(Stdio::null())
             .spawn()
             .expect("start a shell");
-        let grandchild = crate::wait::until("a grandchild", crate::wait::HANG, || Ok(children_of(child.id())?.pop()))
-            .expect("sh starts cat");
-        assert!(children_of(std::process::id()).expect("ours").contains(&child.id()));
-        let own = threads_cpu_s(child.id(), "").expect("the shell runs");
-        assert!(tree_cpu_s(child.id()).expect("both run") > own, "{grandchild} has used nothing");
+        let tree =
+            wait::until("a grandchild", wait::HANG, || Ok(Some(tree_of(child.id())?).filter(|all| all.len() == 2)))
+                .expect("sh starts cat");
+        assert!(tree.iter().all(|pid| threads_cpu_s(*pid, "").expect("it runs") > 0.0));
         drop(child.stdin.take());
         child.wait().expect("the shell ends");
-        assert!(tree_cpu_s(child.id()).is_err());
+        assert!(tree_of(child.id()).is_err());
     }
 }
