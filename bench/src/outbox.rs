@@ -8,7 +8,7 @@
 //!   among them, from the command until the client has the last byte; the client's is apart.
 //! * **beside**: the same while gzip computes in the guest. **served**: a file that was published before is fetched over and over by a
 //!   link of 1 Gbit/s while gzip computes, against gzip alone.
-//! * **gzip**, **ffmpeg**: until the client has all of a program's output, by the link as it is and by one of 100 Mbit/s.
+//! * **gzip**, **ffmpeg**: until the client has all of a program's output, by the link as it is and by one of 50 Mbit/s.
 //! * **memory**: what host and guest hold of what is delivered ([`memory`]). **resize**: from the request for another space until a
 //!   program in the guest that asks for it all the time (`statvfs`, as `df`) has written a line to its serial port and that has come.
 //!

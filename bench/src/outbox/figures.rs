@@ -2,7 +2,7 @@
 
 use testkit::results::report::{Bar, NO_VALUE, Report};
 
-use super::leg::{Amount, Measured, Part, SLOW};
+use super::leg::{Amount, Measured, Part, SLOW_TEXT};
 use super::machine::{Delivery, MEMORY_MIB, SPACE_MIB};
 use super::way::Way;
 use crate::migrate::case::{Case, Of, Rows};
@@ -143,7 +143,8 @@ impl Table<'_> {
     fn output(&mut self, program: &str, fast: fn(&Measured) -> Delivery, slow: fn(&Measured) -> Delivery) {
         let Self { rows, cases } = self;
         let (ours, peer) = (cases.of(Way::Outbox), cases.of(Way::Staged));
-        for (of, link, bar) in [(fast, "link without a limit", Bar::AtMost(JOB_OF_STAGED_MAX)), (slow, SLOW, Bar::None)]
+        for (of, link, bar) in
+            [(fast, "a link without a limit", Bar::AtMost(JOB_OF_STAGED_MAX)), (slow, SLOW_TEXT, Bar::None)]
         {
             let seconds = |case: &Case<Measured>| case.map(|measured| of(measured).seconds);
             let what = format!("{program} until its output is delivered, {link}: against {}", Way::Staged.text());
@@ -165,7 +166,6 @@ impl Table<'_> {
     fn resize(&mut self) {
         let what = "another space, from the request until a program in the guest has said so";
         self.single(what, "ms", |m| m.resize_ms, Bar::AtMost(RESIZE_MS_MAX));
-        self.single("of that, to the guest by its serial port and back, both ways", "ms", |m| m.serial_ms, Bar::None);
         self.single("of that, one look at the space in the guest", "ms", |m| m.look_ms, Bar::None);
     }
 }
