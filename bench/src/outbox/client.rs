@@ -13,8 +13,9 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 /// Bytes that are read at once.
 const BUFFER_BYTES: usize = 256 << 10;
-/// The client asks so often for a file that is not there yet.
-const ASK_AGAIN: Duration = Duration::from_millis(2);
+/// The client asks again for a file that is not there yet after a tenth of the time for which it has asked already, between these: it is
+/// soon there, or asking would be a part of what is measured.
+const ASK_AGAIN: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
 /// A file that does not come, or a connection on which nothing comes, hangs.
 const HANG: Duration = Duration::from_secs(60);
 
@@ -117,7 +118,7 @@ pub fn fetch(source: &Source, expected: &Digest) -> Result<Received> {
         }
         skip(&mut reader, &head)?;
         ensure!(asked.elapsed() < HANG, "GET {}: it is never there", source.path);
-        std::thread::sleep(ASK_AGAIN);
+        std::thread::sleep((asked.elapsed() / 10).clamp(ASK_AGAIN[0], ASK_AGAIN[1]));
     }
 }
 
