@@ -28,9 +28,10 @@ const FILM: &str = "ffmpeg -v error -f lavfi -i testsrc2=size=640x360:rate=25,no
 const FILM_FILE: &str = "/tmp/film.avi";
 const FILM_SECONDS: f64 = 8.0;
 const GZIP: &str = "gzip -n -1 < /tmp/input >";
-/// Into what can be sent while it grows: a transport stream is written from its beginning to its end.
+/// Into what editors work on, each picture by itself, and what can be sent while it grows: a transport stream is written from its
+/// beginning to its end.
 const TRANSCODE: &str =
-    "ffmpeg -v error -i /tmp/film.avi -threads 1 -c:v libx264 -preset ultrafast -bitexact -f mpegts -y";
+    "ffmpeg -v error -i /tmp/film.avi -threads 1 -c:v mpeg2video -g 1 -q:v 2 -bitexact -f mpegts -y";
 /// In a round; an even number, so that the space is the same again.
 const RESIZES: usize = 10;
 /// What is published and served while a job runs.
