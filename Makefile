@@ -9,12 +9,12 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 PREFIX ?= /usr
 DEMO_PROGRAMS = -p pagodad -p pagoda -p pagoda-shim
-PROGRAMS = $(DEMO_PROGRAMS) -p pagoda-server
+PROGRAMS = $(DEMO_PROGRAMS) -p pagoda-server -p pagoda-outbox-server
 
 .PHONY: all demo test bench ci install clean
 
 all:
-	cargo build --release $(PROGRAMS) -p pagoda-outbox-server -p xtask
+	cargo build --release $(PROGRAMS) -p xtask
 
 demo:
 	scripts/install-deps.sh demo

@@ -23,6 +23,7 @@ mod loss;
 mod migrate;
 mod mrc;
 mod nbd;
+mod outbox;
 mod outbox_control;
 mod overcommit;
 mod paging;
@@ -85,7 +86,7 @@ struct Cli {
     /// Directory for swap files, ours and the peers' (default: target/bench)
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc, snapshot, restore, again, migrate, after-move); results go to out/bench
+    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc, snapshot, restore, again, migrate, after-move, outbox); results go to out/bench
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Measure the peers alone
@@ -162,12 +163,12 @@ fn run(args: &Cli) -> Result<bool> {
     let dir = args.dir.clone().unwrap_or(target);
     fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
     let has_cases = |name: &Name| {
-        use Name::{AfterMove, Again, Migrate, Mrc, Overcommit, Restore, Snapshot};
-        matches!(name, Overcommit | Mrc | Snapshot | Restore | Again | Migrate | AfterMove)
+        use Name::{AfterMove, Again, Migrate, Mrc, Outbox, Overcommit, Restore, Snapshot};
+        matches!(name, Overcommit | Mrc | Snapshot | Restore | Again | Migrate | AfterMove | Outbox)
     };
     if args.only.is_some() && !names.iter().all(has_cases) {
         bail!(
-            "--only is for `overcommit`, `mrc`, `snapshot`, `restore`, `again`, `migrate` and `after-move`, whose cases are many"
+            "--only is for `overcommit`, `mrc`, `snapshot`, `restore`, `again`, `migrate`, `after-move` and `outbox`, whose cases are many"
         );
     }
     let (only, moves) = (args.only.clone(), args.moves.clone());
@@ -240,6 +241,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
         Name::Migrate => migrate::run(setup),
         Name::AfterMove => after_move::run(setup),
         Name::Split => split::run(setup),
+        Name::Outbox => outbox::run(setup),
         Name::OutboxControl => outbox_control::run(setup),
         Name::All => bail!("`all` is expanded before"),
     }

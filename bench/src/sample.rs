@@ -6,13 +6,14 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use pagoda_api::CurveSwitch;
 use pagoda_core::chance::Chance;
 use pagoda_core::policy::SampleCount;
 use pagoda_core::policy::settings::SAMPLING_DEFAULT;
 use pagoda_core::policy::working_set::Estimator;
 use pagoda_core::units::{Bytes, PageIdx};
+use testkit::cpu::threads_cpu_s;
 use testkit::daemon::Daemon;
 use testkit::results::report::{Bar, Report};
 use testkit::stepped::SteppedToy;
@@ -224,22 +225,4 @@ fn cost(setup: &Setup, daemon: &Daemon, mode: Mode, report: &mut Report) -> Resu
     }
     toy.quit()?;
     daemon.wait_gone(VM, ZAPPED_MAX)
-}
-
-/// CPU time of a process's threads of this name (all, if it is empty), in seconds. `/proc/PID/stat` counts in hundredths of a
-/// second, which is what is measured here in a minute.
-fn threads_cpu_s(pid: u32, wanted: &str) -> Result<f64> {
-    let tasks = format!("/proc/{pid}/task");
-    let mut total_ns = 0.0;
-    for task in std::fs::read_dir(&tasks).with_context(|| format!("read {tasks}"))? {
-        let path = task?.path();
-        let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
-        if wanted.is_empty() || name.trim() == wanted {
-            let text = std::fs::read_to_string(path.join("schedstat")).context("read a thread's time")?;
-            let ns = text.split(' ').next().and_then(|text| text.parse::<f64>().ok());
-            total_ns += ns.context("understand a thread's time")?;
-        }
-    }
-    ensure!(total_ns > 0.0, "process {pid} has no thread {wanted:?}");
-    Ok(total_ns / 1e9)
 }

@@ -195,6 +195,14 @@ impl Guest {
         self.port.begin(text)
     }
 
+    /// Waits for a line of this kind in what [`Guest::begin`] asked for. What came before it is not given by [`Guest::end`] any more.
+    ///
+    /// # Errors
+    /// It refuses, or hangs.
+    pub fn line(&mut self, kind: &str) -> Result<String> {
+        self.port.line(kind).with_context(|| self.console_text())
+    }
+
     /// Waits until it has done what [`Guest::begin`] asked for.
     ///
     /// # Errors
@@ -294,12 +302,18 @@ impl Port {
         Ok((lines, bad_pages))
     }
 
+    fn line(&self, kind: &str) -> Result<String> {
+        self.lines_until(kind)?.pop().context("a line")
+    }
+
     fn lines_until(&self, kind: &str) -> Result<Vec<String>> {
         let deadline = Instant::now() + ANSWER_MAX;
         let mut lines = Vec::new();
         loop {
             let Output::Line(line) = self.replies.next(deadline) else { bail!("no {kind} from the guest") };
-            let is_last = Line::parse(&line).is_some_and(|line| line.kind == kind);
+            let found = Line::parse(&line).map(|line| line.kind.to_owned());
+            let is_last = found.as_deref() == Some(kind);
+            ensure!(is_last || found.as_deref() != Some("reply"), "no {kind} from the guest: {line}");
             lines.push(line);
             if is_last {
                 return Ok(lines);

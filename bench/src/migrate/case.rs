@@ -50,6 +50,12 @@ impl<T> Case<T> {
         self.rounds.iter().rev().find_map(|round| round.as_ref().ok())
     }
 
+    /// The same rounds, of which only a part counts.
+    pub fn map<U>(&self, of: impl Fn(&T) -> U) -> Case<U> {
+        let rounds = self.rounds.iter().map(|round| round.as_ref().map(&of).map_err(Clone::clone));
+        Case { rounds: rounds.collect(), again: self.again }
+    }
+
     /// One value for each round.
     pub fn values(&self, of: Of<T>) -> Vec<f64> {
         self.rounds.iter().map(|round| round.as_ref().map_or(NO_VALUE, of)).collect()

@@ -79,7 +79,7 @@ impl Network {
 
     /// The words before a program that runs it on a host. The process stays the same.
     pub fn words(&self, host: usize) -> Vec<String> {
-        vec!["nsenter".to_owned(), format!("--net=/run/netns/{}", NAMESPACES[host])]
+        words_inside(NAMESPACES[host])
     }
 
     /// Bytes that a host has put on the link so far. What TCP hands over at once has its headers counted once.
@@ -97,22 +97,37 @@ impl Network {
     /// # Errors
     /// Those of `act`; not root.
     pub fn inside<T: Send>(&self, host: usize, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        std::thread::scope(|scope| {
-            // A thread of its own: it does not come back.
-            let done = scope.spawn(|| {
-                let namespace =
-                    File::open(Path::new("/run/netns").join(NAMESPACES[host])).context("open a namespace")?;
-                let network = Some(LinkNameSpaceType::Network);
-                move_into_link_name_space(namespace.as_fd(), network).context("move into a namespace")?;
-                act()
-            });
-            done.join().map_err(|_| anyhow!("a thread in a namespace has panicked"))?
-        })
+        inside(NAMESPACES[host], act)
     }
 }
 
+/// Does something in a namespace: sockets that it makes stay there.
+///
+/// # Errors
+/// Those of `act`; not root.
+pub fn inside<T: Send>(namespace: &str, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        // A thread of its own: it does not come back.
+        let done = scope.spawn(|| {
+            let namespace = File::open(Path::new("/run/netns").join(namespace)).context("open a namespace")?;
+            let network = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(namespace.as_fd(), network).context("move into a namespace")?;
+            act()
+        });
+        done.join().map_err(|_| anyhow!("a thread in a namespace has panicked"))?
+    })
+}
+
+/// The words before a program that runs it in a namespace. The process stays the same.
+pub fn words_inside(namespace: &str) -> Vec<String> {
+    vec!["nsenter".to_owned(), format!("--net=/run/netns/{namespace}")]
+}
+
 /// A new one, gone with this value.
-fn namespace(name: &str) -> Result<Guard> {
+///
+/// # Errors
+/// Not root.
+pub fn namespace(name: &str) -> Result<Guard> {
     let undo = Undo::Namespace { name: name.to_owned() };
     // Of a bench that was killed.
     let _ = undo.perform();
@@ -121,14 +136,20 @@ fn namespace(name: &str) -> Result<Guard> {
     Ok(guard)
 }
 
-/// What leaves by this device.
-fn shape(namespace: &str, device: &str, rate: &str) -> Result<()> {
-    let shape = ["qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY];
+/// What leaves by this device, which may be shaped already.
+///
+/// # Errors
+/// A kernel without tbf.
+pub fn shape(namespace: &str, device: &str, rate: &str) -> Result<()> {
+    let shape = ["qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY];
     run("tc", &[&["-n", namespace], &shape[..]].concat()).map(drop)
 }
 
 /// What it says.
-fn run(program: &str, words: &[&str]) -> Result<Vec<u8>> {
+///
+/// # Errors
+/// It is missing, or fails.
+pub fn run(program: &str, words: &[&str]) -> Result<Vec<u8>> {
     let done = Command::new(program).args(words).output().with_context(|| format!("run {program} (iproute2)"))?;
     ensure!(done.status.success(), "{program} {}: {}", words.join(" "), String::from_utf8_lossy(&done.stderr));
     Ok(done.stdout)

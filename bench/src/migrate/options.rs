@@ -136,7 +136,7 @@ impl Qemu {
 ///
 /// # Errors
 /// It does not run.
-fn version(program: &Path) -> Result<String> {
+pub fn version(program: &Path) -> Result<String> {
     let said = Command::new(program).arg("--version").output().context("ask QEMU for its version")?;
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     let version = said.split_ascii_whitespace().skip_while(|word| *word != "version").nth(1);

@@ -13,7 +13,7 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use crate::params::Step;
 use crate::report::Report;
 use crate::session::Session;
-use crate::{boot, driver, echo, enough, store, tools};
+use crate::{boot, driver, echo, enough, publish, store, tools};
 
 const PORT: &str = "/dev/ttyS1";
 
@@ -96,12 +96,18 @@ fn obey(session: &mut Session<'_>, command: &str, report: &Report) -> Result<Nex
             let bytes = bytes.parse().with_context(|| format!("{bytes:?} is not a number of bytes"))?;
             echo::measure(server, count, bytes, report)?;
         }
+        ["publish", to, mib, ..] => {
+            // As it was written, for the shell.
+            let beside = command.splitn(4, ' ').nth(3).unwrap_or_default();
+            publish::publish(to, megabytes(mib)?, beside, report)?;
+        }
+        ["watch", path] => publish::watch(path, report)?,
         ["unbind", name] => driver::unbind(name)?,
         ["bind", name] => driver::bind(name)?,
         ["poweroff"] => return Ok(Next::End),
         _ => bail!(
             "unknown command {command:?}; say fill MIB, verify, run PHASE [KEY=VALUE...], idle SECONDS, drop, \
-             swapon DISK, sh LINE, store or check FILE, echo SERVER COUNT BYTES, bind or unbind DRIVER, or poweroff"
+             swapon DISK, sh LINE, store or check FILE, echo SERVER COUNT BYTES, publish TO MIB [LINE], watch DIRECTORY, bind or unbind DRIVER, or poweroff"
         ),
     }
     Ok(Next::Command)

@@ -4,6 +4,7 @@
 pub mod lines;
 pub mod pattern;
 pub mod rng;
+pub mod stream;
 
 pub const PAGE_SIZE: usize = 4096;
 pub const WORDS_PER_PAGE: usize = PAGE_SIZE / size_of::<u64>();

@@ -14,6 +14,7 @@ mod files;
 mod memory;
 mod params;
 mod phases;
+mod publish;
 mod reboots;
 mod report;
 mod session;

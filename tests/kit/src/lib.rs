@@ -8,6 +8,7 @@
 //! | [`pool`], [`link`] | start servers of a pool, exporters, and the network between them |
 //! | [`image`], [`programs`] | make the images that guests boot, and the C programs that tests run |
 //! | [`accel`], [`console`], [`qmp`] | find out whether KVM boots a guest; collect what a VM prints; ask QEMU |
+//! | [`cpu`] | CPU time of processes and their children |
 //! | [`wait`] | looks until something is so, with a deadline |
 //! | [`toy`], [`stepped`] | the toy VMM; leads it through its steps from another process |
 //! | [`peers`] | what Pagoda is compared with: the kernel's swap, disks, NBD, a bare userfaultfd loop, libvirt |
@@ -15,6 +16,7 @@
 
 pub mod accel;
 pub mod console;
+pub mod cpu;
 pub mod daemon;
 pub mod image;
 pub mod link;

@@ -26,7 +26,8 @@ pub enum Build {
 impl Build {
     /// Options of `cargo build`.
     fn options(self) -> Vec<&'static str> {
-        const BENCH_PACKAGES: [&str; 6] = ["-p", "pagoda-server", "-p", "testkit", "-p", "pagoda-bench"];
+        const BENCH_PACKAGES: [&str; 8] =
+            ["-p", "pagoda-server", "-p", "pagoda-outbox-server", "-p", "testkit", "-p", "pagoda-bench"];
         let is_demo_profile = self == Self::Demo && programs_dir().is_ok_and(|dir| dir.ends_with(DEMO_PROFILE));
         let mut options = vec!["--profile", if is_demo_profile { DEMO_PROFILE } else { "release" }];
         options.extend(PRODUCT);
@@ -36,7 +37,7 @@ impl Build {
         }
         options.extend(["--lib", "--bin", "pagodad", "--bin", "pagoda"]);
         if self != Self::Demo {
-            options.extend(["--bin", "pagoda-server", "--bin", "toy-vmm"]);
+            options.extend(["--bin", "pagoda-server", "--bin", "pagoda-outbox", "--bin", "toy-vmm"]);
         }
         if self == Self::BenchProgram {
             options.extend(["--bin", "pagoda-bench"]);
@@ -90,7 +91,7 @@ mod tests {
     fn selected(makefile: &str, target: &str) -> Vec<String> {
         let recipe = makefile.split(&format!("\n{target}:")).nth(1).expect("a target of the Makefile");
         let build = recipe.lines().find(|line| line.contains("cargo build")).expect("a target that builds");
-        let words = build.replace("$(PROGRAMS)", "-p pagoda-server $(DEMO_PROGRAMS)");
+        let words = build.replace("$(PROGRAMS)", "-p pagoda-server -p pagoda-outbox-server $(DEMO_PROGRAMS)");
         let words = words.replace("$(DEMO_PROGRAMS)", &PRODUCT.join(" "));
         let words: Vec<&str> = words.split_whitespace().collect();
         words.windows(2).filter(|pair| pair[0] == "-p").map(|pair| pair[1].to_owned()).collect()

@@ -93,6 +93,8 @@ pub enum Name {
     AfterMove,
     /// A VM that leaves by two ways, to its destination and into a pool, against its move as a whole
     Split,
+    /// Files that a guest publishes by its outbox, against its own network, nginx in it, and virtiofsd with nginx beside it
+    Outbox,
     /// Sizes of outboxes by SLO in simulation, against the best fixed size and a PI controller
     OutboxControl,
     /// All of them
@@ -124,6 +126,7 @@ impl Name {
                 &["pagoda", "pagoda-server"]
             }
             Self::Far | Self::Fleet => &["pagodad", "pagoda", "pagoda-server", "pagoda-shim"],
+            Self::Outbox => &["pagodad", "pagoda", "pagoda-outbox-server", "pagoda-shim"],
             Self::Ways => &["pagodad", "pagoda", "pagoda-shim", "vm-tests"],
             _ => HOST,
         }

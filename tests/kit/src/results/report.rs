@@ -118,7 +118,10 @@ impl Report {
     /// Says more of the last row.
     pub fn note(&mut self, note: String) {
         if let Some(figure) = self.figures.last_mut() {
-            figure.note = Some(note);
+            figure.note = Some(match figure.note.take() {
+                Some(before) => format!("{before}; {note}"),
+                None => note,
+            });
         }
     }
 
