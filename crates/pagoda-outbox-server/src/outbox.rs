@@ -5,8 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
+use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -14,7 +13,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use pagoda_abi::attach::OutboxFigures;
 use pagoda_outbox::{HandleId, Ino, Next, ReaderId, Reclaim, ReclaimKind, Refusal, Space, Time};
+use rustix::buffer::spare_capacity;
 use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::io::{Errno, pread};
 
 use crate::errno::error;
 
@@ -269,10 +270,8 @@ impl Outbox {
         }
         Ok(match next {
             Next::Bytes { offset, length } => {
-                let mut bytes = vec![0; length as usize];
                 let file = self.existing_memory(ino).ok_or_else(|| error(Refusal::NotFound))?;
-                file.read_exact_at(&mut bytes, offset)?;
-                Piece::Bytes { end: offset + length, bytes }
+                Piece::Bytes { end: offset + length, bytes: read_piece(&file, offset, length as usize)? }
             }
             Next::Wait => Piece::Wait,
             Next::End => Piece::End,
@@ -319,4 +318,20 @@ pub enum Piece {
     Wait,
     End,
     Broken,
+}
+
+/// So many bytes from `offset` on, into memory that is not zeroed first.
+fn read_piece(file: &File, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(length);
+    while bytes.len() < length {
+        let at = offset + bytes.len() as u64;
+        match pread(file, spare_capacity(&mut bytes), at) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // There may be room for more than was asked for.
+    bytes.truncate(length);
+    Ok(bytes)
 }
