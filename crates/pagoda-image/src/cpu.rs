@@ -72,7 +72,7 @@ fn name(word: &Word, bit: u32) -> Option<String> {
     let names = NAMES.iter().find(|(at, _)| *at == word.0).map(|(_, names)| *names).unwrap_or_default();
     match names.split_ascii_whitespace().nth(bit as usize) {
         // How processors are numbered and share caches: no instruction depends on it, and what a guest has read of it stays true. QEMU
-        // 9.2 and later say so of more machines than those before.
+        // 10.0 sets both for machines with several processors, and 7.2 does not.
         Some("ht" | "cmp-legacy") => None,
         Some(name) if name != "-" => Some(name.to_owned()),
         _ => Some(format!("bit {bit} of {word}")),

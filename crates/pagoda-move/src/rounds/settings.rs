@@ -16,8 +16,8 @@ pub(super) const PROGRESS_PART: u64 = 8;
 pub(super) const FAR: u32 = 8;
 /// A round takes at least so long. What was written in less is less than a scan costs to find it: 0.35 ms per GiB.
 pub const ROUND_MIN: Duration = Duration::from_millis(20);
-/// The same while writers are slowed. In less, buffers of the network may still hold what earlier rounds have sent (50 ms of it are usual):
-/// it looks then as if no step helped, and the last one is reached before any has had time to.
+/// The same while writers are slowed. A round that is shorter than the queue of the link (50 ms where that was seen) ends before its bytes are
+/// acknowledged. It looks then as if no step helped, and the last one is reached before any has had time to.
 pub const SLOWED_ROUND_MIN: Duration = Duration::from_millis(100);
 /// What is left is so little that another round saves nothing: 1 MiB, 8 ms at 1 Gbit/s.
 pub const LITTLE: PageCount = PageCount(256);

@@ -118,8 +118,10 @@ impl Wanted {
                 let exports = match disks.is_empty() {
                     true => None,
                     false => {
+                        // Whoever may write to the directory could have put another file in the place of one. Nothing may write to
+                        // that: neither QEMU, which opens files again when it serves them, nor the source, whose streams come later.
+                        check_all_open(pid, &files)?;
                         let exports = Exports::start(&qmp, &launch.cwd, disks, dir, self.attempt)?;
-                        // Whoever may write to the directory could have put another file in the place of one. None is written to yet.
                         check_all_open(pid, &files)?;
                         Some(Arc::new(exports))
                     }

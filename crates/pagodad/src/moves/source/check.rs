@@ -234,7 +234,7 @@ impl Offer {
             vm: self.vm.clone(),
             qemu: self.qemu.version.clone(),
             machine: self.qemu.machine.clone(),
-            // QEMU compares them when it loads the state.
+            // The specification has them, and the QEMU that is started there is compared with it.
             cpu_features: String::new(),
             regions: self.memory.iter().enumerate().map(region).collect(),
         }
