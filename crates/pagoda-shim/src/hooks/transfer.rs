@@ -122,7 +122,7 @@ hook! {
     /// Sends a message, perhaps with fds.
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
         // SAFETY: a message to be sent (caller).
-        let touches_ram = unsafe { sockets::inspect_sent(message, flags) };
+        let touches_ram = unsafe { sockets::inspect_sent(fd, message, flags) };
         // SAFETY: the caller's call, passed on unchanged.
         timed_unless_copied(fd, touches_ram, || unsafe { real::sendmsg(fd, message, flags) })
     }
@@ -130,7 +130,7 @@ hook! {
     /// Sends messages, perhaps with fds.
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
         // SAFETY: an array of `count` messages to be sent (caller).
-        let touches_ram = unsafe { sockets::inspect_all_sent(messages, count, flags) };
+        let touches_ram = unsafe { sockets::inspect_all_sent(fd, messages, count, flags) };
         // SAFETY: the caller's call, passed on unchanged.
         timed_unless_copied(fd, touches_ram, || unsafe { real::sendmmsg(fd, messages, count, flags) })
     }
