@@ -261,7 +261,7 @@ impl Registry {
         Ok(replies)
     }
 
-    /// Answers a client.
+    /// Answers one request of a client, from the file as it is now.
     ///
     /// # Errors
     /// The file cannot be used: nothing is changed.

@@ -109,7 +109,7 @@ impl Role {
         Role::take(&dir.join("lends.lock"), &dir.join("borrows.lock"), |path| HostError::Borrows { path })
     }
 
-    /// This process borrows.
+    /// This process borrows; the other rules are those of [`Role::lend`].
     ///
     /// # Errors
     /// The host lends.

@@ -73,7 +73,7 @@ pub struct Announcement {
 }
 
 impl Announcement {
-    /// For [`Client::hint`](crate::client::Client::hint).
+    /// Where the server says it is, as [`Client::hint`](crate::client::Client::hint) takes it.
     pub fn hint(&self) -> Hint {
         Hint { server: self.server, addr: self.addr, epoch: self.epoch }
     }

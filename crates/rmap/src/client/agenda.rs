@@ -19,7 +19,7 @@ pub struct Marks {
     waits_for_room: bool,
 }
 
-/// Slabs in line.
+/// The lines in which slabs wait to be looked at, each for its own reason.
 #[derive(Debug, Default)]
 pub struct Agenda {
     /// Something happened to these.

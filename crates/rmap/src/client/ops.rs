@@ -56,7 +56,7 @@ pub struct Operation {
     pub since: Time,
     /// Of a write, its own. Of a read, the least that is right.
     pub version: Version,
-    /// Order of submission.
+    /// Its place in the order in which callers asked.
     pub order: u64,
     /// Of a read in a space that another client writes: the look at the map that it waits for.
     pub look: u64,

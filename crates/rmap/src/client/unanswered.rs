@@ -29,7 +29,7 @@ enum Hearing {
     Heard,
     /// All of those who may have it have been silent for too long.
     Silent,
-    /// Nobody has it.
+    /// No copy of the slab is left that could be read.
     Gone,
 }
 

@@ -42,7 +42,7 @@ impl Weather {
 #[derive(Debug)]
 pub struct Network {
     pub weather: Weather,
-    /// From, to, until.
+    /// Until when, in ns, nothing gets from the first node to the second.
     cuts: HashMap<(usize, usize), u64>,
     pub delivered: u64,
 }

@@ -67,7 +67,7 @@ impl Line {
         }
     }
 
-    /// That one waits.
+    /// The first one waits for a server from now on, and stands at the end.
     pub fn put_off(&mut self) {
         if self.first().is_some() {
             self.all.rotate_left(1);

@@ -35,7 +35,7 @@ pub const HELD_MIN: usize = 2;
 pub enum Course {
     #[default]
     Still,
-    /// Makes its parity.
+    /// The parity of the group is being made.
     Making,
     /// Has its parity leave, as soon as its slabs have the copies that they need without it.
     Dissolving,

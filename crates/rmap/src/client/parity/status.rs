@@ -15,7 +15,7 @@ pub enum SlabStatus {
     Whole,
     /// It has fewer copies than it should, or its group lacks a slab, which is read by the others and may be made anew.
     Short,
-    /// It is gone.
+    /// The map says that its pages are gone for good.
     Lost,
 }
 

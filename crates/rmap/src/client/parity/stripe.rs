@@ -74,7 +74,7 @@ impl Stripes {
         self.jobs.iter().all(Option::is_none) && self.waiting.is_empty()
     }
 
-    /// Those of reads.
+    /// The stripes that reads may use; those of copies come before them.
     pub fn of_reads(&self) -> impl Iterator<Item = StripeIndex> + use<> {
         self.jobs.indices().skip(COPIES_MAX)
     }
