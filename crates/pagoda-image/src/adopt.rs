@@ -38,7 +38,7 @@ struct Share {
     chunk: ChunkIdx,
     /// The child's entries: as they are, and then as they are to be.
     entries: Box<ChunkEntries>,
-    /// The parent's.
+    /// The parent's entries of the same chunk.
     parents: Box<ChunkEntries>,
     /// The pages that are the parent's own, and that the child refers to or has taken over before.
     pages: PageSet,
@@ -77,7 +77,7 @@ pub(crate) fn detach(disk: &Arc<dyn Disk>, images: &Arc<OwnedFd>, id: ImageId) -
     Ok(())
 }
 
-/// See [`crate::Store::detach_bytes`].
+/// The room that a detachment may take on the disk, for [`crate::Store::detach_bytes`].
 pub(crate) fn detach_bytes(disk: &Arc<dyn Disk>, images: &Arc<OwnedFd>, id: ImageId) -> Result<Bytes, ImageError> {
     let Some(adoption) = Adoption::open(disk, images, id)? else { return Ok(Bytes::ZERO) };
     let mut blocks = 0;

@@ -32,7 +32,7 @@ enum Levels {
 /// Where the pages of a chunk are: in which image of the chain, and its entry.
 pub(crate) type Entries = [(u8, Entry); CHUNK_PAGES as usize];
 
-/// See the module.
+/// An image and its ancestors, opened for reading; the newest one is first.
 #[derive(Debug)]
 pub(crate) struct Chain {
     /// The image, its parent, that one's parent, and so on.
@@ -57,7 +57,7 @@ impl Chain {
         Ok(Chain { layers, levels })
     }
 
-    /// The image itself.
+    /// The image that was opened, which is the first of the chain.
     pub(crate) fn own(&self) -> &Layer {
         &self.layers[0]
     }

@@ -22,7 +22,7 @@ use crate::lengths::Lengths;
 use crate::manifest::{Manifest, Stage};
 use crate::map::{ChunkEntries, Tables};
 
-/// See the module.
+/// The open files of one image of a chain, and its manifest.
 #[derive(Debug)]
 pub(crate) struct Layer {
     disk: Arc<dyn Disk>,

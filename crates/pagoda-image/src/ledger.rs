@@ -26,7 +26,7 @@ pub(crate) const PART: &str = ".part";
 /// That of one that is being removed.
 pub(crate) const GONE: &str = ".gone";
 
-/// See the module.
+/// The open files of an image that is being made or filled, and its manifest. The daemon and the engine share it.
 #[derive(Debug)]
 pub struct Ledger {
     pub(crate) disk: Arc<dyn Disk>,
@@ -101,7 +101,7 @@ impl Ledger {
         })
     }
 
-    /// The image's name.
+    /// The id of the image, after which its directory is named.
     pub fn id(&self) -> ImageId {
         self.id
     }

@@ -32,7 +32,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// Pages in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TouchedRun {
-    /// The first.
+    /// The first page of the run.
     pub first: PageIdx,
     /// How many, at least one.
     pub count: u32,
@@ -45,7 +45,7 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// Of these runs.
+    /// A record of these runs, in the order in which the VM needed them.
     pub fn new(runs: Vec<TouchedRun>) -> Touched {
         Touched { runs }
     }
@@ -55,7 +55,7 @@ impl Touched {
         &self.runs
     }
 
-    /// Nothing was needed.
+    /// Whether the VM has needed no page at all.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }

@@ -8,7 +8,7 @@ use super::format::{END_PAYLOAD, get_u64};
 /// Counted while a file is written, and again while it is read.
 #[derive(Clone, Default)]
 pub(crate) struct Sums {
-    /// Pages with content.
+    /// Number of pages that have content.
     pub(crate) blocks: u64,
     /// Pages that are zero.
     pub(crate) zeros: u64,
