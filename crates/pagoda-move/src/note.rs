@@ -60,7 +60,7 @@ pub struct Offered {
 /// A VM that is this host's: at which generation, and the last attempt by which another host has a word to say of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owned {
-    /// None.
+    /// No other host has a word to say of it: there is no such attempt.
     Alone(Generation),
     /// It came by this one, and is owned at its generation.
     Came(Offered),

@@ -32,7 +32,7 @@ pub struct Facts {
     pub rate: Rate,
     /// What is left of content after compression, in thousandths. 1000 without it.
     pub compressed_per_mille: u32,
-    /// The device state.
+    /// Bytes of the device state, which is sent while the VM stands still.
     pub state: Bytes,
 }
 

@@ -25,7 +25,7 @@ pub const LITTLE: PageCount = PageCount(256);
 pub enum Mode {
     /// All pages are sent before the VM runs at its destination.
     Precopy,
-    /// None are.
+    /// No page is sent before the VM is stopped: all follow when it runs at its destination.
     Postcopy,
     /// Rounds as long as they come forward, and the rest afterwards.
     Hybrid,

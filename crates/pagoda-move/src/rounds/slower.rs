@@ -21,7 +21,7 @@ pub fn slow_time_max(time_max: Duration) -> Duration {
     time_max.max(SLOW_TIME_MIN)
 }
 
-/// Decides on steps.
+/// Decides after each round how long writers wait in the next one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slower {
     step: Slowing,
