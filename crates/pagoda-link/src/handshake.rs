@@ -83,7 +83,7 @@ fn builder<'a>(own: &'a Keypair, prologue: &'a [u8]) -> Result<Builder<'a>, snow
         .prologue(prologue)
 }
 
-/// The caller's half.
+/// The caller's half of a handshake, between its hello and the answer.
 pub struct Caller(HandshakeState);
 
 impl Caller {
@@ -101,7 +101,7 @@ impl Caller {
         Ok((Caller(noise), hello))
     }
 
-    /// Takes the answer.
+    /// Takes the answer of the called host, which gives the keys of the stream.
     ///
     /// # Errors
     /// It is not that of the host with this key, or is in no version that this one speaks.

@@ -28,11 +28,11 @@ pub const PORT_DEFAULT: u16 = 7075;
 pub struct Host {
     pub name: String,
     pub key: PublicKey,
-    /// `HOST:PORT`.
+    /// Where the host is called, as `HOST:PORT`.
     pub address: String,
 }
 
-/// The directory.
+/// The directory that has this host's key and the hosts that it trusts.
 #[derive(Clone, Debug)]
 pub struct Hosts {
     dir: PathBuf,

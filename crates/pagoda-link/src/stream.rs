@@ -276,7 +276,7 @@ impl Sender {
         Draft(self)
     }
 
-    /// Nothing more comes.
+    /// Says to the other end that nothing more comes. What was sent before still arrives.
     ///
     /// # Errors
     /// The connection is gone.
