@@ -16,7 +16,7 @@ use testkit::workspace::repository;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// For one program's stacks, in seconds: gdb reads symbols first.
 const STACKS_LIMIT: &str = "60";
-/// Of a stack.
+/// The most frames that are shown of a stack.
 const FRAMES_MAX: u32 = 40;
 
 /// Waits for `child`, at most so long. `None`: it has not ended; it was described on standard output, and killed with all that it
