@@ -22,7 +22,7 @@ const WEATHER: Weather = Weather { lost_percent: 20, corrupt_percent: 1, held_pe
 /// Whoever waits so long for anything calls it stalled: a hundred times what repetitions cost.
 const GAP_MS_MAX: f64 = 100.0;
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A program does not start.

@@ -74,7 +74,7 @@ const SYSTEMS: [&str; 3] = ["Pagoda", "plain QEMU", "plain QEMU with shared memo
 /// MiB/s by job and round.
 type Speeds = [Vec<f64>; JOBS.len()];
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A program is missing, a guest does not boot.
