@@ -1,4 +1,4 @@
-//! A client on a socket, and the control plane it asks.
+//! Drives a client by a socket, and has its questions answered by a control plane.
 
 use std::io;
 use std::time::{Duration, Instant};

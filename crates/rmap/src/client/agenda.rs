@@ -1,4 +1,5 @@
-//! Which slabs are to be looked at: because something happened to them, because there is room to ask for them, because it is time.
+//! The lines of slabs that the client has to look at. A slab is in one because something happened to it, because there is room
+//! again for what it has to ask, or because it is time.
 //!
 //! A slab stands at most once in each line. Its [`Marks`] say in which.
 

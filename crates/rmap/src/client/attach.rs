@@ -1,4 +1,4 @@
-//! Spaces, as they are opened.
+//! Opens spaces: as their owner, or as one of their readers.
 
 use super::outcome::COPIES_MAX;
 use super::sealed::Tenure;

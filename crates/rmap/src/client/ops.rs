@@ -1,4 +1,4 @@
-//! The callers' operations: from being asked for to being told.
+//! The operations that callers have asked for, from that moment until the caller is told the result.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Spaces, questions and results as the caller and the client name them.
+//! The types that callers see: spaces, limits, questions and results.
 
 use std::net::SocketAddr;
 use std::time::Duration;

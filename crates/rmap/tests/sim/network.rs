@@ -1,4 +1,5 @@
-//! The network: loses, doubles, delays, overtakes, damages, cuts off, and carries only so much.
+//! The network of the simulation. It loses, doubles, delays, reorders and damages datagrams, cuts nodes off, and carries only so
+//! much.
 
 use std::collections::HashMap;
 

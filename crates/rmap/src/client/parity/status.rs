@@ -1,4 +1,4 @@
-//! What a map says of a space, for those who only look.
+//! What a map says of the slabs of a space, for callers that only look at the map.
 
 use std::collections::HashMap;
 
