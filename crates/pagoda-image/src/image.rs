@@ -1,4 +1,5 @@
-//! Reads an image, and what it has in those that it refers to ([`crate::chain`]). Every page that it hands out has been compared with its checksum.
+//! Reads an image, and what it has in those that it refers to ([`crate::chain`]). Every page that it hands out has been compared
+//! with its checksum.
 
 use std::fs::File;
 use std::io::IoSliceMut;

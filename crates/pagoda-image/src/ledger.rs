@@ -1,7 +1,7 @@
 //! How far an image is, while it is made and filled: one owner of its manifest for the daemon and the engine.
 //!
 //! The daemon begins the image, says that it is filled, and makes it durable. The engine says that it is lost. Whoever comes
-//! second finds what the first did: what is lost stays lost. No lock is held on a way of a page but in the moment of a loss.
+//! second finds what the first one did: what is lost stays lost. A way of a page takes the lock only in the moment of a loss.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,7 +1,7 @@
-//! The record of pages that a VM needed right after it was made of an image, so that the next one can have them before it asks
-//! (REAP, ASPLOS 2021). It is advice and no part of the image: whoever cannot use it does without.
+//! The record of pages that a VM needed right after it was made of an image. The next VM of the image can have them before it
+//! asks (REAP, ASPLOS 2021). The record is advice and no part of the image: whoever cannot use it does without.
 //!
-//! The file is in the image's directory: `docs/snapshot-files.md`.
+//! The file is in the image's directory. Its format is in `docs/snapshot-files.md`.
 
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! What the end marker says of all that came before it.
+//! The numbers of the end marker: how many pages and bytes came before it, and a checksum over all of that.
 
 use pagoda_core::units::CHUNK_PAGES;
 use xxhash_rust::xxh3::Xxh3;
