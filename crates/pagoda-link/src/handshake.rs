@@ -1,7 +1,8 @@
-//! How a stream begins: Noise IK (revision 34) over X25519 by `snow`, for nothing but the keys of two directions.
+//! How a stream begins: Noise IK (revision 34) over X25519 by `snow`. It serves for nothing but the keys of the two directions.
 //!
-//! The caller knows the key of the host that it calls; the called one learns the caller's. The bytes before a Noise message say which
-//! versions are spoken, and are not authentic by themselves: each end says the version once more in its first record.
+//! The caller knows the key of the host that it calls. The called host learns the caller's key. The bytes before a Noise message
+//! say which versions are spoken. They are not authentic by themselves, so each end says the version once more in its first
+//! record.
 
 use aws_lc_rs::error::Unspecified;
 use rmap::crypto::entropy::{Resolver, SharedEntropy};
