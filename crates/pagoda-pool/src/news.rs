@@ -1,5 +1,5 @@
-//! What becomes known of servers while a client is at work: some come into etcd or, where there is none, into the file `servers`,
-//! and some are elsewhere than they were, as etcd or they themselves say.
+//! What becomes known of servers while a client is at work. Some servers come into etcd or, where there is none, into the file
+//! `servers`. Some are at another address than they were, as etcd or they themselves say.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
