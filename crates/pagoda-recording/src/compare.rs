@@ -1,4 +1,4 @@
-//! Makes the rounds of a recording again, and compares their plans to the page.
+//! Makes the rounds of a recording again, and compares the plans with the recorded ones to the page.
 
 use std::io::{self, BufRead, Read};
 
