@@ -1,4 +1,5 @@
-//! Programs that do not end: what they and all that they have started are doing, thread by thread, and then an end.
+//! Ends programs that do not end by themselves. Before that, it prints what they and all that they have started are doing, thread
+//! by thread.
 //!
 //! A test that waits for ever would otherwise take the whole time there is, and leave nothing to learn from.
 
