@@ -46,7 +46,7 @@ impl Side {
     }
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// The daemon fails, or a page is wrong.

@@ -63,7 +63,7 @@ struct Measured {
     naive: After,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// Not root; the guest's image or the network cannot be made.

@@ -24,7 +24,7 @@ const WORK: &str = "run random passes=1 write=100";
 const REPLY: &str = "idle 0";
 const VM: &str = "bench-again";
 const SNAPSHOT: &str = "here";
-/// The issue's bar.
+/// The bar of the issue: a restore takes at most this part of the time that booting takes.
 const OF_BOOTING_MAX: f64 = 0.1;
 
 /// What was measured of one size.
@@ -34,7 +34,7 @@ struct Size {
     boot_ms: Vec<f64>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A guest does not boot, is not restored, or finds a wrong page.

@@ -59,7 +59,7 @@ const REPORTING_MAX: Duration = Duration::from_secs(30);
 const TAKE_MAX: Duration = Duration::from_secs(120);
 const VM: &str = "bench-balloon";
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A guest cannot be started or is wrong.

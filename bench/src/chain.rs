@@ -31,7 +31,7 @@ const JOB: u16 = 64;
 /// Single pages that are read, in a random order.
 const SINGLES: usize = 4000;
 const PAGE: usize = PAGE_SIZE as usize;
-/// The issue's bars.
+/// The bars of the issue, as ratios of a chain to a single image.
 const SPACE_MAX: f64 = 1.02;
 const READ_MAX: f64 = 1.1;
 /// How the writes of a VM lie.
@@ -48,7 +48,7 @@ struct Measured {
     single: [Vec<f64>; 2],
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// The disk's; an image does not hold what was written.
@@ -209,7 +209,7 @@ fn manifest(id: ImageId, parent: Option<ImageId>, state: State, pages: u64) -> M
     }
 }
 
-/// ms.
+/// Reads all of an image in order, and returns how long that took in ms.
 fn read_whole(image: &Image, memory: &[u64]) -> Result<f64> {
     let mut buffer = DirectBuffer::new(usize::from(JOB) * PAGE);
     let began = Instant::now();
@@ -224,7 +224,7 @@ fn read_whole(image: &Image, memory: &[u64]) -> Result<f64> {
     Ok(began.elapsed().as_secs_f64() * 1e3)
 }
 
-/// us a page.
+/// Reads pages one by one, and returns the microseconds that a page took.
 fn read_single(image: &Image, order: &[PageIdx], memory: &[u64]) -> Result<f64> {
     let mut buffer = DirectBuffer::new(PAGE);
     let began = Instant::now();

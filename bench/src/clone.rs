@@ -38,7 +38,7 @@ const VM: &str = "bench-clone";
 const SNAPSHOT: &str = "warm";
 /// More than the time in which a hundred end on two CPUs.
 const END_MAX: Duration = Duration::from_secs(120);
-/// The issue's bars.
+/// The bars of the issue, each in the unit of its name or as a ratio.
 const FIRST_MS_MAX: f64 = 80.0;
 const OF_BARE_MAX: f64 = 1.3;
 const FIRST_KIB_MAX: f64 = 64.0;
@@ -70,7 +70,7 @@ struct Side {
     many_mib: Vec<f64>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A guest does not boot, is not cloned, or finds a wrong page.

@@ -24,7 +24,7 @@ const RUN_SECONDS: f64 = 1.0;
 const RECOVERY_MS_MAX: f64 = 200.0;
 const VM: &str = "bench-crash";
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// The daemon does not come back, or the toy dies.

@@ -35,7 +35,7 @@ struct Side {
     creations_ms: Vec<f64>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// The disk has no room for a VM of 16 GiB; a daemon does not answer.

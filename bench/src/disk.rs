@@ -35,7 +35,7 @@ const SEQUENTIAL: &str = "--bs=256k";
 /// Points of a distribution.
 const QUANTILES: [f64; 14] = [0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 0.999];
 
-/// Issue 4.
+/// The bars of issue 4: the rate, and how alike reading and writing are.
 const MBIT_MIN: f64 = 900.0;
 const ALIKE_MIN: f64 = 0.9;
 
@@ -55,7 +55,7 @@ struct Reads {
     all_us: Vec<f64>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// Not root, no room, or a program is missing.

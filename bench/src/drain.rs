@@ -22,7 +22,7 @@ const BEFORE: Duration = Duration::from_millis(500);
 /// A server that has not moved everything by then ends with the rest, which is an error here.
 const PATIENCE: &str = "120";
 
-/// Issue 4.
+/// The bar of issue 4, in MB (10^6 bytes) per second.
 const MB_PER_SECOND_MIN: f64 = 500.0;
 
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ struct Measured {
     tally: Tally,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A program does not start or end; a page is left behind.

@@ -51,7 +51,7 @@ struct Measured {
     size: Vec<f64>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A guest does not boot; the snapshot or its export fails; there is no `zstd` or libvirt.

@@ -32,7 +32,7 @@ const BEFORE: Duration = Duration::from_millis(1000);
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 const WHOLE_MAX: Duration = Duration::from_secs(120);
 
-/// Issue 4.
+/// The bar of issue 4 for the longest stall.
 const STALL_MS_MAX: f64 = 50.0;
 
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ struct Measured {
     tally: Tally,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A program does not start; the second copies do not come.

@@ -44,13 +44,13 @@ enum Tier {
     Pool,
     /// Private swap, where the daemon has its files.
     Swap,
-    /// They have.
+    /// They have room: all memory is in DRAM.
     Dram,
 }
 
 /// A daemon, and what its VMs' pages go to.
 struct Bench {
-    // Dropped in order.
+    // Fields are dropped in this order: users go before what they use.
     daemon: Daemon,
     servers: Vec<Server>,
     _pool: Option<Pool>,

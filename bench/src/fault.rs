@@ -98,7 +98,7 @@ struct Measured {
     daemon: BTreeMap<String, (Vec<f64>, Vec<f64>)>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A peer cannot be set up (root is needed), or the daemon fails.

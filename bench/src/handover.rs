@@ -36,7 +36,7 @@ struct Measured {
     end_ms: Vec<f64>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A program does not start; the old owner does not end.

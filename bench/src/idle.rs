@@ -14,7 +14,7 @@ const DRAM_MIB: u64 = 15 * 1024;
 /// Until all is touched and what is beyond the cap is out.
 const SETTLE_MAX: Duration = Duration::from_secs(120);
 const SECONDS: f64 = 20.0;
-/// Each takes `SECONDS`.
+/// One round takes `SECONDS`, so no more than these are made.
 const ROUNDS_MAX: usize = 3;
 const CPU_PERCENT_MAX: f64 = 1.0;
 const TABLES_PERCENT_MAX: f64 = 0.4;

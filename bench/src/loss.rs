@@ -1,6 +1,7 @@
-//! A disk with two copies over a network that loses a fifth of all datagrams, changes a bit of one in a hundred and
-//! lets others overtake one in twenty, in both directions: pages must be right and work must go on. Against the same
-//! relays in good weather. Every page that is read is checked.
+//! A disk with two copies over a bad network: pages must be right and work must go on.
+//!
+//! The network loses a fifth of all datagrams, changes a bit of one in a hundred, and lets others overtake one in twenty, in both
+//! directions. The peer is the same disk over the same relays in good weather. Every page that is read is checked.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ const WEATHER: Weather = Weather { lost_percent: 20, corrupt_percent: 1, held_pe
 /// Whoever waits so long for anything calls it stalled: a hundred times what repetitions cost.
 const GAP_MS_MAX: f64 = 100.0;
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A program does not start.

@@ -71,7 +71,7 @@ const ROUNDS_MAX: usize = 100;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "pagoda-bench", about = "Compare Pagoda with its peers")]
 struct Cli {
-    /// Which bench
+    /// Which bench is to be run
     #[arg(value_enum)]
     name: Name,
     /// Also write the JSON here
@@ -80,7 +80,7 @@ struct Cli {
     /// Two short rounds; results go to out/bench
     #[arg(long)]
     quick: bool,
-    /// Number of rounds
+    /// Number of rounds that each bench makes
     #[arg(long)]
     rounds: Option<usize>,
     /// Directory for swap files, ours and the peers' (default: target/bench)
@@ -99,9 +99,9 @@ struct Cli {
 /// What every bench is told.
 #[derive(Debug)]
 pub struct Setup {
-    /// Short runs.
+    /// Whether runs are short; their results do not replace those of full runs.
     pub quick: bool,
-    /// Rounds.
+    /// How many rounds are asked for; a bench may make fewer.
     pub rounds: usize,
     /// Where swap files go.
     pub dir: PathBuf,

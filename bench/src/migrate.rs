@@ -48,7 +48,7 @@ const PROGRAMS: [&str; 2] = ["perl", "memcached"];
 /// A leg of the peer is tried so often in a round, ours once: what QEMU loses is said in [`qemu`].
 const PEER_TRIES: usize = 3;
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// Not root; the guest's image or the network cannot be made.

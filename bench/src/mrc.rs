@@ -40,7 +40,7 @@ fn errors(exact: &Curve, sampled: &Curve) -> (f64, f64) {
     (differences.iter().sum::<f64>() / differences.len().max(1) as f64, largest)
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// None of its own.

@@ -27,7 +27,7 @@ const SEQUENTIAL_DEPTH: u32 = 8;
 /// nbdkit listens by then.
 const START: Duration = Duration::from_secs(60);
 
-/// Issue 4.
+/// The bars of issue 4: operations per second, and the ratio to the peer.
 const DEPTH_1_MIN: f64 = 30_000.0;
 const DEPTH_32_MIN: f64 = 120_000.0;
 const PEER_RATIO_MIN: f64 = 1.0;
@@ -45,7 +45,7 @@ struct Side {
     read_mib: Vec<f64>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A program is missing or fails.
@@ -126,7 +126,7 @@ impl Side {
     }
 }
 
-/// What fio did.
+/// How much fio did per second.
 #[derive(Debug)]
 pub struct Rate {
     pub per_second: f64,

@@ -41,7 +41,7 @@ use super::balloon::guest::{QEMU, Start};
 use super::migrate::case::Case;
 use super::migrate::options::version;
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// Not root; a program is missing; wrong bytes were delivered.

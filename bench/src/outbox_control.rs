@@ -24,7 +24,7 @@ use super::{Setup, svg};
 /// Seeds of a round. The first of all is one that no constant was chosen with.
 const SEEDS: u64 = 8;
 const FIRST_SEED: u64 = 100;
-/// Of a phase.
+/// How many periods a phase of the load has.
 const PERIODS: usize = 60;
 const PERIODS_HARSH: usize = 30;
 /// After which a prediction is judged.
@@ -43,7 +43,7 @@ struct Round {
     estimate_ms: f64,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// No fixed size keeps the SLO where one has to.

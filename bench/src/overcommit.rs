@@ -18,7 +18,7 @@ use testkit::toy::Done;
 use super::{Setup, svg};
 
 const DRAM_MIB: u64 = 512;
-/// RAM over DRAM.
+/// How many times as much RAM as DRAM the guest has.
 const RATIOS: [u64; 2] = [2, 4];
 /// The kernel's default first, then values it is known to do better with.
 const PAGE_CLUSTERS: [u32; 3] = [3, 5, 0];
@@ -144,7 +144,7 @@ fn cases(quick: bool) -> Vec<Case> {
     pairs.map(|(workload, mode)| Case { workload, mode }).collect()
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A side cannot be set up, or finds a wrong page.

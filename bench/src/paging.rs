@@ -45,7 +45,7 @@ enum By {
     Balloon,
 }
 
-/// By round.
+/// What was measured, with one value for each round.
 #[derive(Default)]
 struct Runs {
     pages_per_s: Vec<f64>,
@@ -54,7 +54,7 @@ struct Runs {
     given: Vec<f64>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A guest cannot be started or is wrong.

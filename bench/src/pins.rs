@@ -1,8 +1,11 @@
-//! What pins guest memory. First the proof: programs and guests that read a slow disk into RAM in every way there is while
-//! everything else is paged out; not one page may be wrong. Then the price: every transfer that names guest RAM is on the
-//! clock, so a guest's disk behind the host's page cache is measured, all in DRAM, against plain QEMU. A second plain QEMU has
-//! its RAM in a shared memfd, as Pagoda needs it: it shows what of the price is the clock's, and what is that memory's. All
-//! guests are up, and fio runs in one of them at a time.
+//! What pins guest memory: first the proof that no page is lost, then the price.
+//!
+//! **The proof.** Programs and guests read a slow disk into RAM in every way there is, while everything else is paged out. Not
+//! one page may be wrong.
+//!
+//! **The price.** Every transfer that names guest RAM is on the clock. So a guest's disk behind the host's page cache is
+//! measured, all in DRAM, against plain QEMU. A second plain QEMU has its RAM in a shared memfd, as Pagoda needs it. It shows
+//! what of the price is the clock's, and what is that memory's. All guests are up, and fio runs in one of them at a time.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -74,7 +77,7 @@ const SYSTEMS: [&str; 3] = ["Pagoda", "plain QEMU", "plain QEMU with shared memo
 /// MiB/s by job and round.
 type Speeds = [Vec<f64>; JOBS.len()];
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A program is missing, a guest does not boot.

@@ -27,7 +27,7 @@ const VMS: u32 = 1000;
 const PLANS: u32 = 20;
 const MIB: f64 = (1 << 20) as f64;
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A scenario cannot be run.

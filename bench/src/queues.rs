@@ -52,7 +52,7 @@ struct SizeResult {
     peer: Times,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// The queues ran empty, which they must not.

@@ -96,7 +96,7 @@ struct Round {
     zero_pages_in_swap: u64,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A guest does not boot, or fails.
@@ -274,7 +274,7 @@ fn zero_pages_in(path: &Path) -> Result<u64> {
     loop {
         let data = match rustix::fs::seek(&file, SeekFrom::Data(next)) {
             Ok(data) => data,
-            // No more data.
+            // The file has no more data behind this offset.
             Err(Errno::NXIO) => return Ok(found),
             Err(error) => return Err(error).with_context(|| format!("look for data in {}", path.display())),
         };

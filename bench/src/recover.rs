@@ -62,7 +62,7 @@ fn recovery_s(slices: &[u64], full: f64) -> Option<f64> {
     Some((first + 1) as f64 * SLICE_MS as f64 / 1000.0)
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A side cannot be set up, does not page out, or does not recover.

@@ -50,7 +50,7 @@ fn measure(setup: &Setup, sides: &mut [(&mut SteppedToy, &mut Speeds)]) -> Resul
     Ok(())
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A side cannot be set up, or finds a wrong page.

@@ -90,7 +90,7 @@ fn meets(daemon: &mut Daemon, wrapper: &[&str]) -> Result<()> {
     daemon.kill9()
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A daemon does not come back, or the toy dies.

@@ -38,7 +38,7 @@ const SNAPSHOT: &str = "here";
 pub const END_MAX: Duration = Duration::from_secs(30);
 /// The file is read in pieces of this size.
 const PIECE: usize = 1 << 20;
-/// The issue's bars.
+/// The bars of the issue, each in the unit of its name or as a ratio.
 const ROLL_BACK_MS_MAX: f64 = 150.0;
 const OF_LOADVM_MAX: f64 = 0.1;
 const OF_READING_ALL_MAX: f64 = 1.0 / 3.0;
@@ -61,7 +61,7 @@ struct Size {
     recorded_waits: Vec<f64>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A guest does not boot, or finds a wrong page; a snapshot fails.
@@ -213,7 +213,7 @@ fn human(qmp: &mut Qmp, line: &str) -> Result<()> {
     Ok(())
 }
 
-/// Microseconds since 1970.
+/// The time of the clock, in microseconds since 1970.
 ///
 /// # Errors
 /// The clock is before that.

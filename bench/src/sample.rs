@@ -57,7 +57,7 @@ impl Mode {
     }
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A VM cannot be started; a sample is lost.
@@ -108,7 +108,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     Ok((report, plot))
 }
 
-/// After a period.
+/// What was touched and estimated in one period.
 struct Step {
     touched_mib: f64,
     estimate_mib: f64,

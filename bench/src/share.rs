@@ -35,7 +35,7 @@ const RECLAIMED_MIN: f64 = 0.6;
 const LINEAR_PERCENT_MAX: f64 = 10.0;
 /// How long the guests write, in seconds.
 const WRITE_SECONDS: f64 = 20.0;
-/// Each takes minutes.
+/// One round takes minutes, so no more than these are made.
 const ROUNDS_MAX: usize = 3;
 const GROUP: &str = "bench";
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -60,7 +60,7 @@ struct Pages {
     resident: f64,
     /// Pages that have a frame.
     shared: f64,
-    /// The frames.
+    /// Frames that hold the content of shared pages.
     frames: f64,
 }
 
@@ -84,7 +84,7 @@ struct Look {
     cpu_s: f64,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A guest cannot be started or is wrong.
@@ -111,7 +111,7 @@ struct Grown {
     reclaimed: Vec<f64>,
     equal: Vec<f64>,
     of_equal: Vec<f64>,
-    /// Percent.
+    /// How far it is off a straight line, in percent.
     off_line: Vec<f64>,
     bad_pages: Vec<f64>,
 }
@@ -369,7 +369,7 @@ fn ksm_count(name: &str) -> Result<f64> {
     text.trim().parse().with_context(|| format!("{} says {}", path.display(), text.trim()))
 }
 
-/// The kernel's thread.
+/// The pid of the kernel's thread `ksmd`, which merges pages.
 fn ksm_thread() -> Result<u32> {
     let processes = fs::read_dir("/proc").context("read /proc")?;
     processes

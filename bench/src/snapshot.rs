@@ -44,7 +44,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const SWEEP: &str = "run seq passes=1 write=100";
 /// Pages of the bare peer of a first write.
 const BARE_MIB: usize = 128;
-/// The issue's bars.
+/// The bars of the issue, each in the unit of its name or as a ratio.
 const ABOVE_STATE_MS_MAX: f64 = 5.0;
 const P99_MS_MAX: f64 = 30.0;
 const LARGEST_MAX: f64 = 1.3;
@@ -67,7 +67,7 @@ struct Size {
     space: Vec<f64>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// A guest does not boot, or finds a wrong page; a snapshot fails.
@@ -256,7 +256,7 @@ fn remove(daemon: &Daemon, name: &str) -> Result<()> {
     removed.map(drop).with_context(|| format!("remove {name}"))
 }
 
-/// The peer.
+/// The peer: QEMU alone saves its state without RAM.
 fn state_alone(setup: &Setup, start: &Start<'_>, (memory_mib, work_mib): (u64, u64), size: &mut Size) -> Result<()> {
     let (monitor, stream) = (setup.dir.join("snapshot.qmp"), setup.dir.join("snapshot.stream"));
     let more = [

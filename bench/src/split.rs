@@ -49,7 +49,7 @@ struct Pair {
     split: Case,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// Not root; no etcd; the guest's image or the network cannot be made.

@@ -18,7 +18,7 @@ const TICKS: f64 = 5.0;
 /// How an axis maps values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
-    /// Evenly from zero.
+    /// In proportion, from zero on.
     Linear,
     /// By powers of ten.
     Log,
@@ -44,7 +44,7 @@ impl Bar {
 /// Groups of bars: in every group one bar for each series, in the same order.
 #[derive(Debug, Clone)]
 pub struct BarChart {
-    /// Above the plot.
+    /// The title, which stands above the plot.
     pub title: String,
     /// Unit, beside the axis.
     pub y_label: String,
@@ -56,14 +56,14 @@ pub struct BarChart {
     pub groups: Vec<(String, Vec<Option<Bar>>)>,
 }
 
-/// Lines through points.
+/// A chart in which each series is a line through its points.
 #[derive(Debug, Clone)]
 pub struct LineChart {
-    /// Above the plot.
+    /// The title, which stands above the plot.
     pub title: String,
-    /// Below the axis.
+    /// What the horizontal axis shows; it stands below it.
     pub x_label: String,
-    /// Beside the axis.
+    /// What the vertical axis shows; it stands beside it.
     pub y_label: String,
     /// How the horizontal axis runs.
     pub x_scale: Scale,
@@ -258,7 +258,7 @@ pub fn bar_chart(chart: &BarChart) -> String {
     drawing.finish()
 }
 
-/// Draws lines.
+/// Draws a line chart, as the text of an SVG file.
 pub fn line_chart(chart: &LineChart) -> String {
     let points = || chart.series.iter().flat_map(|(_, points)| points.iter());
     let x = Axis::new(chart.x_scale, points().map(|p| p[0]), LEFT, WIDTH - RIGHT);

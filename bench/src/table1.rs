@@ -54,7 +54,7 @@ struct Table {
     echo_us: Vec<f64>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// Not root, no room, a program is missing, or a guest hangs.

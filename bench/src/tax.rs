@@ -48,7 +48,7 @@ struct Round {
     ops_per_s: [f64; 2],
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// The daemon or a toy refuses; a page was wrong.
@@ -139,7 +139,7 @@ fn work(toy: &mut SteppedToy, seconds: f64) -> Result<f64> {
     Ok(toy.go(&words(seconds))?.ops_per_s)
 }
 
-/// MiB.
+/// The targets of both VMs in MiB, the idle one's first.
 fn targets(vms: &[VmInfo; 2]) -> Result<[f64; 2]> {
     let target = |vm: &VmInfo| vm.policy.target_bytes.map(|bytes| bytes as f64 / MIB);
     Ok([target(&vms[0]).context("no target of the idle VM")?, target(&vms[1]).context("no target of the active VM")?])

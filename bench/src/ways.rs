@@ -22,7 +22,7 @@ const ROWS: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// The tests cannot be run.

@@ -1,6 +1,8 @@
-//! Fills figures into documents: a chosen few into the README, and into `docs/figures.md` every one that has a bar and every
-//! one where the peer is better. From `bench/results/*.json`, from nowhere else. Each stands with its commit, and what was measured with
-//! other code than today's says so: it may have become better or worse since.
+//! Fills figures into documents, from `bench/results/*.json` alone. The README gets a chosen few. `docs/figures.md` gets every
+//! figure that has a bar, and every one where the peer is better.
+//!
+//! Each figure stands with its commit. If it was measured with other code than today's, the row says so: it may have become
+//! better or worse since.
 
 use std::fs;
 use std::path::Path;

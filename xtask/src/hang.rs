@@ -1,4 +1,5 @@
-//! Programs that do not end: what they and all that they have started are doing, thread by thread, and then an end.
+//! Ends programs that do not end by themselves. Before that, it prints what they and all that they have started are doing, thread
+//! by thread.
 //!
 //! A test that waits for ever would otherwise take the whole time there is, and leave nothing to learn from.
 
@@ -16,7 +17,7 @@ use testkit::workspace::repository;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// For one program's stacks, in seconds: gdb reads symbols first.
 const STACKS_LIMIT: &str = "60";
-/// Of a stack.
+/// The most frames that are shown of a stack.
 const FRAMES_MAX: u32 = 40;
 
 /// Waits for `child`, at most so long. `None`: it has not ended; it was described on standard output, and killed with all that it

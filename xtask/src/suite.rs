@@ -58,11 +58,11 @@ struct Profile {
     test: bool,
 }
 
-/// A test program.
+/// A test program that cargo has built.
 #[derive(Debug)]
 struct Program {
     target: String,
-    /// `crates/rmap/tests/udp.rs`.
+    /// Its source below the repository, such as `crates/rmap/tests/udp.rs`.
     name: String,
     executable: PathBuf,
     /// Of its package: where cargo runs it.

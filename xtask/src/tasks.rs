@@ -25,7 +25,7 @@ pub struct TestArgs {
 /// What follows goes to `pagoda-bench`; `--help` lists it.
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
-    /// Passed on
+    /// Passed on to `pagoda-bench`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

@@ -1,10 +1,12 @@
-//! memcached in the guest, and what loads it there: a program in Perl that reads 95 % and writes 5 % of records of 1 KiB, of which few
-//! are asked for much oftener than the others (of 100,000 the first hundredth gets 56 %: as in YCSB's default), and looks at each record that
-//! it gets. The store is five sixteenths of the guest's memory, below its DRAM. Beside it is as much as that again and a little more which
-//! nobody uses. Both grow in turns, so that neither is sent first or last: whoever goes by the order of addresses has no luck.
+//! memcached in the guest, and the program in Perl that loads it there.
 //!
-//! The program says every 100 ms by the guest's clock how much it did. When the guest ran at its destination is known by the host's
-//! clock, so both are compared after the end of the load.
+//! The load reads 95 % and writes 5 % of records of 1 KiB. Few records are asked for much oftener than the others: of 100,000 the
+//! first hundredth gets 56 %, as in YCSB's default. The program looks at each record that it gets. The store is five sixteenths
+//! of the guest's memory, below its DRAM. Beside it is a little more than as much memory again, which nobody uses. Both grow in
+//! turns, so that neither is sent first or last: a move that goes by the order of addresses has no luck.
+//!
+//! The program says every 100 ms, by the guest's clock, how much it did. When the guest ran at its destination is known by the
+//! host's clock. So both clocks are compared after the end of the load.
 
 use std::fmt;
 

@@ -35,13 +35,13 @@ pub struct Start<'a> {
 pub struct Shape<'a> {
     pub name: &'a str,
     pub memory_mib: u64,
-    /// Guaranteed to it.
+    /// Memory that is guaranteed to the guest (`--min`), in MiB.
     pub min_mib: u64,
     /// Its disk is slowed down to this.
     pub bytes_per_s: Option<u64>,
     /// More of the kernel's command line.
     pub append: &'a str,
-    /// Its share group.
+    /// The share group of the guest, if it has one.
     pub group: Option<&'a str>,
     /// More of QEMU's words.
     pub more: &'a [String],

@@ -64,7 +64,7 @@ impl Domain {
         Ok(took)
     }
 
-    /// Ends it.
+    /// Ends the domain, and has libvirt forget it.
     ///
     /// # Errors
     /// libvirt does not.

@@ -33,7 +33,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(25);
 pub struct Disk<'a> {
     pub uri: &'a str,
     pub bytes: u64,
-    /// Requests under way.
+    /// How many requests are under way at a time.
     pub depth: usize,
     /// In what order it writes.
     pub seed: u64,
@@ -42,7 +42,7 @@ pub struct Disk<'a> {
 /// What came of writing and verifying.
 #[derive(Debug)]
 pub struct Verified {
-    /// What fio counted.
+    /// What fio counted while it wrote.
     pub done: Done,
     /// The longest that any request took, by fio's own account.
     pub longest_ms: f64,
@@ -52,7 +52,7 @@ pub struct Verified {
 /// A request, by fio's log.
 #[derive(Debug)]
 struct Answered {
-    /// Since 1970.
+    /// When it was answered, in milliseconds since 1970.
     at_ms: u64,
     took_ms: f64,
     write: bool,

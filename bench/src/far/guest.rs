@@ -1,4 +1,4 @@
-//! The same in a guest: an unmodified Debian kernel whose one program sorts more than the VM's DRAM.
+//! Quicksort in a guest: an unmodified Debian kernel whose one program sorts more than the VM's DRAM.
 
 use std::process::Command;
 use std::time::Duration;

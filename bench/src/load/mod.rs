@@ -1,4 +1,4 @@
-//! A load on a disk that knows what it must read: every page says which page it is and how often it was written.
+//! A load on a disk that can verify what it reads: every page says which page it is and how often it was written.
 
 mod connection;
 

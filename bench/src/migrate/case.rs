@@ -1,4 +1,4 @@
-//! Moves of one kind, round by round, with those that failed; and rows that say so.
+//! The results of moves of one kind, round by round, with those that failed. A row says how many failed, and why.
 
 use testkit::results::report::{Bar, NO_VALUE, Report};
 

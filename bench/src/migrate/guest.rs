@@ -29,7 +29,7 @@ pub struct Common<'a> {
     pub setup: &'a Setup,
     pub network: &'a Network,
     pub start: &'a Start<'a>,
-    /// QEMU's full path.
+    /// The full path of QEMU's program.
     pub qemu: &'a Path,
     pub size: Size,
 }

@@ -291,7 +291,7 @@ impl Vm<'_> {
         Ok(())
     }
 
-    /// Ends it.
+    /// Has the guest power off, and waits until the daemon has forgotten the VM.
     ///
     /// # Errors
     /// It does not end.

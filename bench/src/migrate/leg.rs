@@ -8,13 +8,13 @@ use super::guest::{Control, Moved, Size, writer};
 /// A kind of move. Where a VM has all its memory in DRAM, that is "all"; "half" is half of it, with the rest in swap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leg {
-    /// All to all.
+    /// From all of its memory in DRAM to all.
     Ideal,
-    /// All to half.
+    /// From all of its memory in DRAM to half.
     Half,
-    /// Half to all.
+    /// From half of its memory in DRAM to all.
     Out,
-    /// Half to half.
+    /// From half of its memory in DRAM to half.
     Both,
     /// As `Ideal`, and half of the pages are written meanwhile.
     WrittenIdeal,
@@ -163,7 +163,7 @@ fn one(side: &mut impl Side, leg: Leg, size: Size, write: &mut Option<String>) -
         None => Some(write.insert(writer(side.control(), size)?).clone()),
     };
     if side.is_half() != leg.is_from_half() {
-        // Not measured.
+        // This move only brings the VM to where the measured one begins.
         side.move_into(leg.is_from_half(), None).context("bring it to where this begins")?;
     }
     if leg != Leg::Postcopy {

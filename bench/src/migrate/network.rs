@@ -145,7 +145,7 @@ pub fn shape(namespace: &str, device: &str, rate: &str) -> Result<()> {
     run("tc", &[&["-n", namespace], &shape[..]].concat()).map(drop)
 }
 
-/// What it says.
+/// Runs a program to its end, and returns what it wrote to standard output.
 ///
 /// # Errors
 /// It is missing, or fails.

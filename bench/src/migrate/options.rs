@@ -28,13 +28,13 @@ pub struct Options {
     pub memory: Option<u64>,
 }
 
-/// Which QEMU.
+/// Which QEMU runs the VMs of both sides
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Qemu {
     /// The installed one: 7.2 in Debian 12
     #[value(name = "7.2", alias = "system")]
     System,
-    /// A newer one
+    /// The newer one that `scripts/install-deps.sh test` unpacks
     #[value(name = "10")]
     Ten,
 }

@@ -100,7 +100,7 @@ pub struct Peer<'a> {
     said: Vec<String>,
     at: usize,
     migrations: u16,
-    /// QEMU's own memory.
+    /// Memory of QEMU itself, in bytes, beside the guest's RAM.
     own_bytes: u64,
     /// Its process, once it has migrated.
     came: Option<Incoming>,

@@ -1,4 +1,4 @@
-//! The rows, with the bars of each.
+//! The rows of the report, with the bars of each.
 
 use testkit::results::report::{Bar, NO_VALUE, Report};
 

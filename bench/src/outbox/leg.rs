@@ -148,7 +148,7 @@ const NOTHING: Measured = Measured {
     look_ms: NO_VALUE,
 };
 
-/// Measures one way.
+/// Measures one way with a guest of its own, in all parts that are for it.
 ///
 /// # Errors
 /// Something does not start or end; wrong bytes were delivered.

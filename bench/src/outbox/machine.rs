@@ -75,7 +75,7 @@ pub struct Machine<'a> {
     processes: Vec<u32>,
     sink: Option<TcpListener>,
     pub shared: Option<Shared>,
-    // After the guest.
+    // It stands after the guest, so that it is dropped after it.
     pub daemon: Option<Daemon>,
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow};
 use super::client::Digest;
 use super::machine::{Machine, Product};
 
-/// Between two looks.
+/// How long it waits between two looks at the memory.
 const LOOK: Duration = Duration::from_millis(10);
 /// What `/proc/PID/fd` calls the file of one file of an outbox.
 const MEMFD: &str = "/memfd:pagoda-outbox";

@@ -11,7 +11,7 @@ use crate::migrate::network::{inside, namespace, run, shape, words_inside};
 pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 3, 1);
 pub const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 3, 2);
 pub const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 3, 3);
-/// Of all three.
+/// Bits of the network that all three addresses are in.
 pub const MASK_BITS: u8 = 24;
 /// The guest's device at the host.
 pub const TAP: &str = "tap0";

@@ -1,6 +1,6 @@
 //! The ways from a guest's program to a client.
 
-/// One of them.
+/// One of the ways that are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// Ours: the guest writes files into its outbox, and the host sends them while they grow.

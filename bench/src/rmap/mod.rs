@@ -42,7 +42,7 @@ struct Side {
     pages_per_second: Vec<f64>,
 }
 
-/// Runs the bench.
+/// Runs this bench, and returns its figures and their plot as SVG.
 ///
 /// # Errors
 /// Not root; a socket cannot be made; a page was wrong or did not come.

@@ -100,7 +100,7 @@ fn mbit(side: &Value) -> Result<f64> {
     Ok(side["bw_bytes"].as_f64().context("fio says no bandwidth")? * 8.0 / 1e6)
 }
 
-/// Runs fio here.
+/// Runs fio on this host, and returns what it wrote.
 ///
 /// # Errors
 /// It is missing or fails.

@@ -93,7 +93,7 @@ impl Inside {
         self.sh("nbd-client -unix /run/guest.sock /dev/nbd0 -b 4096").map(drop)
     }
 
-    /// Ends it.
+    /// Has the guest power off, and waits for its end.
     ///
     /// # Errors
     /// It does not end well.

@@ -30,7 +30,7 @@ pub struct Global {
 }
 
 impl Global {
-    /// How to print.
+    /// The format in which this command prints, by `--json`.
     pub fn format(&self) -> Format {
         if self.json { Format::Json } else { Format::Text }
     }

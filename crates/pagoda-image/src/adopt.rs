@@ -1,16 +1,18 @@
-//! Makes an image independent of its parent, so that the parent can be removed: the image takes over what it has there.
+//! Makes an image independent of its parent, so that the parent can be removed. The image takes over what it refers to in the
+//! parent.
 //!
 //! The order: blocks are added -> they are on the disk -> entries name them, each with one write that is whole or not at all ->
 //! these are on the disk -> the marks of chunks whose entries are all written go -> that is on the disk -> the manifest names the
-//! parent's parent, and that is on the disk. Before the last step each page is had by either way, with the same content; after
-//! it only by one. So a kill or a crash at any moment leaves a whole image that refers to its parent or to that one's.
+//! parent's parent, and that is on the disk. Before the last step each page can be had by either way, with the same content.
+//! After it, each can be had only by one. So a kill or a crash at any moment leaves a whole image that refers to its parent or to
+//! that one's.
 //!
-//! **Done again.** If this is cut off, what was written may be in the page cache and nowhere else. If the disk reported an error,
-//! the kernel takes it for written all the same, and a later sync says nothing. So what an earlier attempt took over is written
-//! once more, block, entry and mark, to the same place: all that the last step relies on was written and synced by the call that
-//! makes it. Blocks that were added and not named are written over.
+//! **After an interruption.** If this is cut off, what was written may be in the page cache and nowhere else. If the disk then
+//! reports an error, the kernel takes the data for written all the same, and a later sync says nothing. So what an earlier
+//! attempt took over is written once more to the same place: block, entry and mark. All that the last step relies on was written
+//! and synced by the call that makes that step. Blocks that were added and not named are written over.
 //!
-//! What the parent has from its own parent stays where it is: the entry that says "the parent's" is right for both.
+//! What the parent has from its own parent stays where it is. The entry that says "the parent's" is right for both.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -38,7 +40,7 @@ struct Share {
     chunk: ChunkIdx,
     /// The child's entries: as they are, and then as they are to be.
     entries: Box<ChunkEntries>,
-    /// The parent's.
+    /// The parent's entries of the same chunk.
     parents: Box<ChunkEntries>,
     /// The pages that are the parent's own, and that the child refers to or has taken over before.
     pages: PageSet,
@@ -77,7 +79,7 @@ pub(crate) fn detach(disk: &Arc<dyn Disk>, images: &Arc<OwnedFd>, id: ImageId) -
     Ok(())
 }
 
-/// See [`crate::Store::detach_bytes`].
+/// The room that a detachment may take on the disk, for [`crate::Store::detach_bytes`].
 pub(crate) fn detach_bytes(disk: &Arc<dyn Disk>, images: &Arc<OwnedFd>, id: ImageId) -> Result<Bytes, ImageError> {
     let Some(adoption) = Adoption::open(disk, images, id)? else { return Ok(Bytes::ZERO) };
     let mut blocks = 0;

@@ -1,9 +1,9 @@
-//! An image and those that it refers to, each by the one before it: which of them has a page.
+//! An image and those that it refers to, each by the one before it. The chain says which of them has a page.
 //!
-//! Where a page is is found once: the first look at a chunk goes through the images, and its answer, a byte a page or one for
-//! all, is kept as long as the chain is open. From then on a page costs what it costs in an image without a parent: one entry
-//! and one block. That takes at most 1/4096 of the VM's memory. The entries themselves name no other image, so that one in the
-//! middle can be removed by changing the entries of its children alone.
+//! It finds that once for each chunk. The first look at a chunk goes through the images. Its answer is one byte for each page, or
+//! one byte for all, and is kept as long as the chain is open. From then on a page costs what it costs in an image without a
+//! parent: one entry and one block. The answers take at most 1/4096 of the VM's memory. The entries themselves name no other
+//! image. So an image in the middle can be removed by changing the entries of its children alone.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
@@ -32,7 +32,7 @@ enum Levels {
 /// Where the pages of a chunk are: in which image of the chain, and its entry.
 pub(crate) type Entries = [(u8, Entry); CHUNK_PAGES as usize];
 
-/// See the module.
+/// An image and its ancestors, opened for reading; the newest one is first.
 #[derive(Debug)]
 pub(crate) struct Chain {
     /// The image, its parent, that one's parent, and so on.
@@ -57,7 +57,7 @@ impl Chain {
         Ok(Chain { layers, levels })
     }
 
-    /// The image itself.
+    /// The image that was opened, which is the first of the chain.
     pub(crate) fn own(&self) -> &Layer {
         &self.layers[0]
     }

@@ -1,7 +1,7 @@
-//! What a guest has seen of its processors, and what of that another QEMU does not give it.
+//! What a guest has seen of its processors, and what another QEMU does not give it of that.
 //!
-//! A guest asks CPUID once, as it boots. QEMU does not compare that when it loads a state: a guest that goes on where an instruction
-//! is missing dies of it later. So what each CPU has is written down, and compared before a state is loaded.
+//! A guest asks CPUID once, as it boots. QEMU does not compare the answers when it loads a state. A guest that goes on where an
+//! instruction is missing dies of it later. So what each CPU has is written down, and is compared before a state is loaded.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -12,11 +12,11 @@ use crate::id::ImageId;
 pub enum ImageFile {
     /// What the image is of, and how far it is.
     Manifest,
-    /// QEMU's device state.
+    /// The device state that QEMU saved, without RAM.
     State,
     /// Where each page is.
     Map,
-    /// The blocks.
+    /// The content of pages, in blocks of 4 KiB.
     Pages,
     /// Which chunks are wholly the parent's, of an image that has one.
     Inherited,
@@ -63,7 +63,7 @@ impl Damage {
         Damage { file, page: None, offset, what: what.into() }
     }
 
-    /// Of one page.
+    /// A damage that makes one page of the VM unreadable.
     pub fn of_page(file: ImageFile, page: PageIdx, offset: Bytes, what: impl Into<String>) -> Damage {
         Damage { file, page: Some(page), offset, what: what.into() }
     }
@@ -85,7 +85,7 @@ pub enum ImageError {
     /// It is not what was written.
     #[error("{0}")]
     Damaged(Damage),
-    /// The disk's error.
+    /// The disk failed when the file was read or written there.
     #[error("{file}, offset {}: {source}", offset.0)]
     Io { file: ImageFile, offset: Bytes, source: io::Error },
     /// The disk failed when the file was synced. What the disk has of it is not known, and the kernel says so once.

@@ -1,8 +1,8 @@
 //! Which pages differ between two images of a VM, by what their maps say.
 //!
-//! No page is read. Two pages are the same if both are zero, if both are one block of one image, or if their checksums are equal:
-//! 32 bits, so one in four thousand million pages that differ is taken for the same. Nothing but what is told to a user rests
-//! on that.
+//! No page is read. Two pages are the same if both are zero, if both are one block of one image, or if their checksums are equal.
+//! A checksum has 32 bits. So of four thousand million pages that differ, one is taken for the same. That is good enough, because
+//! the result is only told to a user.
 
 use pagoda_core::units::{CHUNK_PAGES, ChunkIdx};
 

@@ -25,7 +25,7 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// # Errors
     /// Those of pwrite(2). Any part may have been written.
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Fills `bytes`.
+    /// Reads from `offset` on until `bytes` is full.
     ///
     /// # Errors
     /// Those of pread(2); the file ends before that.
@@ -40,7 +40,7 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// # Errors
     /// Those of renameat(2); all is as before then.
     fn rename(&self, dir: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()>;
-    /// Removes a file.
+    /// Removes the name of a file from the directory.
     ///
     /// # Errors
     /// Those of unlinkat(2).

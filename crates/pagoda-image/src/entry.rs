@@ -37,14 +37,14 @@ impl BlockIdx {
     }
 }
 
-/// See the module.
+/// Where one page of the VM is, as an entry of the map says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// The VM still has the page, unchanged: the image owns it and has no copy.
     Missing,
     /// All bytes are zero.
     Zero,
-    /// A copy.
+    /// The image has a copy in this block. `sum`: the checksum of its content.
     Block { block: BlockIdx, sum: u32 },
     /// What the image's parent has of the page. `seal`: [`seal_of`] the page in this image.
     Parent { seal: u32 },
@@ -64,7 +64,7 @@ impl Entry {
         }
     }
 
-    /// Reads [`Entry::encode`].
+    /// Reads what [`Entry::encode`] has made.
     ///
     /// # Errors
     /// What no version up to this one writes, in words.

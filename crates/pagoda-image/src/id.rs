@@ -1,4 +1,4 @@
-//! The name of an image.
+//! The id of an image, which is also the name of its directory.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,5 @@
-//! Reads an image, and what it has in those that it refers to ([`crate::chain`]). Every page that it hands out has been compared with its checksum.
+//! Reads an image, and what it has in those that it refers to ([`crate::chain`]). Every page that it hands out has been compared
+//! with its checksum.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -27,9 +28,9 @@ const STATE_PIECE: usize = 1 << 20;
 pub enum Content {
     /// Nothing: the VM still has it.
     Missing,
-    /// Zeros.
+    /// The page was all zero, so there is no copy of it.
     Zero,
-    /// A copy.
+    /// A copy, which was read into the caller's buffer.
     Block,
 }
 
@@ -38,7 +39,7 @@ pub enum Content {
 pub struct ChunkContent {
     /// The VM still has them.
     pub missing: PageSet,
-    /// All zero.
+    /// The pages that are all zero.
     pub zero: PageSet,
 }
 
@@ -55,7 +56,7 @@ impl Image {
         Ok(Image { disk, chain })
     }
 
-    /// Its directory.
+    /// The directory that has its files.
     pub(crate) fn dir(&self) -> &OwnedFd {
         &self.chain.own().dir
     }

@@ -1,8 +1,8 @@
 //! One image of a chain, opened for reading: its manifest, where its pages are, and its own blocks.
 //!
-//! The files of a filled image do not change but in one way: it may take over what its parent has ([`crate::Store::detach`]).
-//! Then blocks are added, and entries that said "the parent's" say where the same content is in the image itself. So whoever
-//! reads meanwhile finds the same by either; he only may meet blocks that were not there when he opened the files.
+//! The files of a filled image change in one way only: it may take over what its parent has ([`crate::Store::detach`]). Then
+//! blocks are added, and entries that said "the parent's" say where the same content is in the image itself. So a reader finds
+//! the same content meanwhile by either entry. It may only meet blocks that were not there when it opened the files.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -22,7 +22,7 @@ use crate::lengths::Lengths;
 use crate::manifest::{Manifest, Stage};
 use crate::map::{ChunkEntries, Tables};
 
-/// See the module.
+/// The open files of one image of a chain, and its manifest.
 #[derive(Debug)]
 pub(crate) struct Layer {
     disk: Arc<dyn Disk>,

@@ -1,7 +1,7 @@
 //! How far an image is, while it is made and filled: one owner of its manifest for the daemon and the engine.
 //!
 //! The daemon begins the image, says that it is filled, and makes it durable. The engine says that it is lost. Whoever comes
-//! second finds what the first did: what is lost stays lost. No lock is held on a way of a page but in the moment of a loss.
+//! second finds what the first one did: what is lost stays lost. A way of a page takes the lock only in the moment of a loss.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +26,7 @@ pub(crate) const PART: &str = ".part";
 /// That of one that is being removed.
 pub(crate) const GONE: &str = ".gone";
 
-/// See the module.
+/// The open files of an image that is being made or filled, and its manifest. The daemon and the engine share it.
 #[derive(Debug)]
 pub struct Ledger {
     pub(crate) disk: Arc<dyn Disk>,
@@ -101,7 +101,7 @@ impl Ledger {
         })
     }
 
-    /// The image's name.
+    /// The id of the image, after which its directory is named.
     pub fn id(&self) -> ImageId {
         self.id
     }

@@ -1,4 +1,5 @@
-//! How long the files of an image are: what cannot be true is refused before anything is read or allocated by it.
+//! Compares how long the files of an image are with what they can be. An impossible length is refused before anything is read or
+//! allocated by it.
 
 use std::fs::File;
 

@@ -11,7 +11,7 @@ pub const CHAIN_MAX: usize = 32;
 pub const SNAPSHOTS_MAX: usize = 256;
 /// The device state of a VM, which QEMU sends without its RAM: a few MiB, and 64 MiB of a large display's memory.
 pub const STATE_BYTES_MAX: Bytes = Bytes::from_mib(256);
-/// A manifest, bytes.
+/// The longest manifest that is read or written, in bytes.
 pub const MANIFEST_MAX: usize = 64 << 10;
 /// What a new manifest leaves free of [`MANIFEST_MAX`], so that a stage, a pause and a `why` always fit in later.
 pub const MANIFEST_RESERVE: usize = 4 << 10;

@@ -51,12 +51,12 @@ impl Stage {
     }
 }
 
-/// See the module.
+/// What an image is of, what starts its VM again, and how far the image is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     pub id: ImageId,
-    /// The VM's name.
+    /// The name of the VM that the image is of.
     pub vm: String,
     /// The snapshot's name, unique for its VM.
     pub name: String,
@@ -103,7 +103,7 @@ fn is_false(value: &bool) -> bool {
 pub enum Import {
     /// Nobody has said yet that this host may start it.
     Waiting,
-    /// Somebody has.
+    /// Root of this host has accepted what it starts.
     Accepted,
 }
 
@@ -120,7 +120,7 @@ pub struct Qemu {
     pub cpu: Option<Cpu>,
 }
 
-/// The file `state`.
+/// What is to be in the file `state`: the device state of QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
@@ -136,7 +136,7 @@ pub struct State {
 pub struct DiskFile {
     /// QEMU's name of the block node.
     pub node: String,
-    /// Its path.
+    /// The path of the file on the host.
     pub file: String,
     /// The device's number in that life of the host: the next one may give it another.
     pub dev: u64,
@@ -227,7 +227,7 @@ impl Manifest {
         }
     }
 
-    /// The file's content.
+    /// The manifest as its file has it: first line, JSON and checksum.
     ///
     /// # Errors
     /// It could not be read back; in words.
@@ -241,7 +241,7 @@ impl Manifest {
         }
     }
 
-    /// Reads [`Manifest::to_text`].
+    /// Reads what [`Manifest::to_text`] has made, and believes nothing of it unchecked.
     ///
     /// # Errors
     /// It is damaged, of another version, or has what this version does not know.

@@ -1,9 +1,9 @@
 //! The file `map`: an entry for each page of the VM, in order, without a header. It has its whole length from the beginning.
 //!
-//! An image with a parent has the file `inherited` beside it: four bytes a chunk. They are 0, or the *mark* that all pages of the
-//! chunk are the parent's; then the map says nothing of the chunk and may have a hole there. The mark is a checksum of the
-//! image's name with the chunk's number. So a hole in the map never says "the parent's": it says "missing" as it does in every
-//! other image, and only four bytes that no hole and no other image has say more.
+//! An image with a parent has the file `inherited` beside it: four bytes for each chunk. They are 0, or the *mark* that all pages
+//! of the chunk are the parent's. If there is a mark, the map says nothing of the chunk and may have a hole there. The mark is a
+//! checksum of the image's name with the chunk's number. So a hole in the map never says "the parent's". It says "missing", as it
+//! does in every other image. Only four bytes that no hole and no other image has say more.
 
 use std::fs::File;
 use std::io;

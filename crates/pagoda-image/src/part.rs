@@ -1,4 +1,4 @@
-//! An image before it exists: the daemon's end, while the VM stands still.
+//! The daemon's end of an image that does not exist yet, while its VM stands still.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

@@ -37,7 +37,7 @@ use crate::writer::Prepared;
 /// Bytes of the unit of `st_blocks` (stat(2)).
 const STAT_BLOCK: u64 = 512;
 
-/// See the module.
+/// The open directory of images, and the disk that it is on.
 #[derive(Debug)]
 pub struct Store {
     disk: Arc<dyn Disk>,
@@ -209,7 +209,7 @@ impl Store {
             match open_image(&self.dir, other).and_then(|dir| read_manifest(&dir, other)) {
                 Ok(manifest) if manifest.stage == Stage::Lost || manifest.parent != Some(id) => {}
                 Ok(_) => children.push(other),
-                // Removed meanwhile.
+                // It was removed after the directory had been listed.
                 Err(ImageError::Directory { source, .. }) if source.kind() == ErrorKind::NotFound => {}
                 // What it refers to itself does not refer to it.
                 Err(_) if ancestors.contains(&other) => {}
@@ -324,7 +324,7 @@ impl Store {
         failed.map(|()| leftovers.len())
     }
 
-    /// What there is.
+    /// Lists the images, and whatever else the directory has.
     ///
     /// # Errors
     /// The directory cannot be read.

@@ -1,7 +1,7 @@
-//! The record of pages that a VM needed right after it was made of an image, so that the next one can have them before it asks
-//! (REAP, ASPLOS 2021). It is advice and no part of the image: whoever cannot use it does without.
+//! The record of pages that a VM needed right after it was made of an image. The next VM of the image can have them before it
+//! asks (REAP, ASPLOS 2021). The record is advice and no part of the image: whoever cannot use it does without.
 //!
-//! The file is in the image's directory: `docs/snapshot-files.md`.
+//! The file is in the image's directory. Its format is in `docs/snapshot-files.md`.
 
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
@@ -32,7 +32,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// Pages in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TouchedRun {
-    /// The first.
+    /// The first page of the run.
     pub first: PageIdx,
     /// How many, at least one.
     pub count: u32,
@@ -45,7 +45,7 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// Of these runs.
+    /// A record of these runs, in the order in which the VM needed them.
     pub fn new(runs: Vec<TouchedRun>) -> Touched {
         Touched { runs }
     }
@@ -55,7 +55,7 @@ impl Touched {
         &self.runs
     }
 
-    /// Nothing was needed.
+    /// Whether the VM has needed no page at all.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }

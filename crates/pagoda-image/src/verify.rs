@@ -22,7 +22,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Nothing is damaged.
+    /// Whether no place of damage was found.
     pub fn is_clean(&self) -> bool {
         self.damaged == 0
     }

@@ -1,8 +1,8 @@
 //! How much of an image's content is in the page cache alone, while the image is filled.
 //!
-//! A sync takes as long as the disk needs for all that was not written yet, and a process that is killed meanwhile lives as long:
-//! with the locks of its files, for which the next daemon and its VMs wait. So content is synced in pieces while it comes, and
-//! filling makes way if the disk falls behind. What a guest is about to change waits for nothing.
+//! A sync takes as long as the disk needs for all that was not written yet. A process that is killed meanwhile lives on for that
+//! long and keeps the locks of its files. The next daemon and its VMs wait for those. So content is synced in pieces while it
+//! comes, and filling makes way if the disk falls behind. What a guest is about to change waits for nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

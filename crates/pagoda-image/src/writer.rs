@@ -82,7 +82,7 @@ impl Prepared {
     }
 }
 
-/// See the module.
+/// An image that exists and takes pages over, until it is filled or lost.
 #[derive(Debug)]
 pub struct Writer {
     ledger: Arc<Ledger>,

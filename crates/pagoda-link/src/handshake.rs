@@ -1,7 +1,8 @@
-//! How a stream begins: Noise IK (revision 34) over X25519 by `snow`, for nothing but the keys of two directions.
+//! How a stream begins: Noise IK (revision 34) over X25519 by `snow`. It serves for nothing but the keys of the two directions.
 //!
-//! The caller knows the key of the host that it calls; the called one learns the caller's. The bytes before a Noise message say which
-//! versions are spoken, and are not authentic by themselves: each end says the version once more in its first record.
+//! The caller knows the key of the host that it calls. The called host learns the caller's key. The bytes before a Noise message
+//! say which versions are spoken. They are not authentic by themselves, so each end says the version once more in its first
+//! record.
 
 use aws_lc_rs::error::Unspecified;
 use rmap::crypto::entropy::{Resolver, SharedEntropy};
@@ -83,7 +84,7 @@ fn builder<'a>(own: &'a Keypair, prologue: &'a [u8]) -> Result<Builder<'a>, snow
         .prologue(prologue)
 }
 
-/// The caller's half.
+/// The caller's half of a handshake, between its hello and the answer.
 pub struct Caller(HandshakeState);
 
 impl Caller {
@@ -101,7 +102,7 @@ impl Caller {
         Ok((Caller(noise), hello))
     }
 
-    /// Takes the answer.
+    /// Takes the answer of the called host, which gives the keys of the stream.
     ///
     /// # Errors
     /// It is not that of the host with this key, or is in no version that this one speaks.

@@ -6,7 +6,8 @@
 //! | `trusted` | a line for each host: name, public key, `HOST:PORT` |
 //! | `lock` | held while `trusted` is changed |
 //!
-//! Whoever is trusted may send VMs here, and gets the memory of VMs that move to it. What of that a host allows is in its configuration.
+//! A host that is trusted may send VMs here, and gets the memory of VMs that move to it. The configuration says what of that this
+//! host allows.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -28,11 +29,11 @@ pub const PORT_DEFAULT: u16 = 7075;
 pub struct Host {
     pub name: String,
     pub key: PublicKey,
-    /// `HOST:PORT`.
+    /// Where the host is called, as `HOST:PORT`.
     pub address: String,
 }
 
-/// The directory.
+/// The directory that has this host's key and the hosts that it trusts.
 #[derive(Clone, Debug)]
 pub struct Hosts {
     dir: PathBuf,

@@ -1,8 +1,9 @@
-//! A stream between two hosts: a TCP connection with a handshake behind it, read and written by threads that may wait.
+//! A stream between two hosts: a TCP connection with a handshake behind it. Threads that may wait read and write it.
 //!
-//! Order at the called end: the handshake -> the caller's first record, which nobody can make who only sends a hello once more -> it
-//! looks whether it trusts the caller's key -> its own first record says "come in", or why not. The caller waits for that record, so it
-//! never takes a stream for open that the other one does not want. Both records have the version that is spoken.
+//! The order at the called end: the handshake -> the caller's first record, which cannot be made by somebody who only sends a
+//! hello once more -> a look whether it trusts the caller's key -> its own first record, which says "come in", or why not. The
+//! caller waits for that record. So it never takes a stream for open that the other end does not want. Both records have the
+//! version that is spoken.
 //!
 //! A thread waits for at most twice [`STALL_MAX`] in anything here, however slowly bytes come or go.
 
@@ -276,7 +277,7 @@ impl Sender {
         Draft(self)
     }
 
-    /// Nothing more comes.
+    /// Says to the other end that nothing more comes. What was sent before still arrives.
     ///
     /// # Errors
     /// The connection is gone.

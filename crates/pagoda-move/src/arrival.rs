@@ -1,7 +1,7 @@
 //! What has arrived of a VM that does not run here yet: rounds of pages, the map of what will be missing, the device state.
 //!
-//! Pages themselves go to their places. This says which of them count, when a round is acknowledged, and when all is there.
-//! Input comes from the other host: what no source sends is refused by name.
+//! The pages themselves go to their places elsewhere. This module says which of them count, when a round is acknowledged, and
+//! when all is there. Input comes from the other host: what no source sends is refused by name.
 
 use pagoda_core::units::{Bytes, PageCount};
 

@@ -1,6 +1,6 @@
-//! What a destination refuses before anything is sent, by name: each reason, and what to do about it.
+//! What a destination refuses before anything is sent: each reason by name, and what to do about it.
 //!
-//! All reasons are given at once, so that nobody tries three times. Whether there is room is asked afterwards.
+//! All reasons are given at once, so that nobody has to try three times. Whether there is room is asked afterwards.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! What a host keeps of the owner of a VM, and has to find again after any crash. At most one note for each VM and host.
+//! What a host keeps on its disk of the owner of a VM, and has to find again after any crash. A host has at most one note for
+//! each VM.
 //!
 //! | bytes | |
 //! |---|---|
@@ -12,10 +13,11 @@
 //! | 24..32 | the arbiter's registers that both hosts ask for this attempt; 0 if they ask none, and never 0 where the arbiter decides |
 //! | 32..64 | key of the other host; zeros if there is none |
 //!
-//! A VM that is owned tells of the last attempt by which another host may have it or may take it to be here. What that host says of this
-//! attempt later is answered by it, and nothing that any host says of another one: VMs of one name may be different ones.
+//! The note of a VM that is owned may name an attempt. It is the last one by which another host may have the VM, or may take it
+//! to be here. What that host says later of this attempt is answered by the note. What any host says of another attempt is not,
+//! because VMs of one name may be different ones.
 //!
-//! The length never changes, so a disk that becomes full does not keep a note from being replaced in its place.
+//! The length never changes. So a disk that becomes full does not keep a note from being replaced in its place.
 
 use crate::units::{AttemptId, Generation, HostKey, RegisterId};
 use crate::wire::Malformed;
@@ -60,7 +62,7 @@ pub struct Offered {
 /// A VM that is this host's: at which generation, and the last attempt by which another host has a word to say of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owned {
-    /// None.
+    /// No other host has a word to say of it: there is no such attempt.
     Alone(Generation),
     /// It came by this one, and is owned at its generation.
     Came(Offered),

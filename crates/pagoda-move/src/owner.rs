@@ -6,7 +6,7 @@
 //! is back, or until the arbiter has decided.
 //!
 //! [`Source`] and [`Destination`] take events in and give actions back, in the order in which they have to be done. A host that
-//! has neither for a message's attempt asks [`answer`]. The rules and what each crash leads to are in `docs/protocol/move.md`.
+//! has neither for a message's attempt asks [`answer`]. The rules and what each crash leads to are in `docs/protocol/move-owner.md`.
 
 mod answer;
 mod claim;

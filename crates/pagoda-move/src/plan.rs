@@ -1,7 +1,8 @@
-//! What a move would do, before it does anything: what is sent, how long it takes, how long the VM stands still, what it needs.
+//! What a move would do, before it does anything: what is sent, how long it takes, how long the VM stands still, and what it
+//! needs.
 //!
-//! A guest is taken to write at one speed into a set of pages of one size, which is what its working set and its page-outs tell.
-//! The rounds are counted as [`crate::rounds`] makes them, without chance. All numbers are rounded to the worse side.
+//! The plan takes a guest to write at one speed into a set of pages of one size. Its working set and its page-outs tell both. The
+//! rounds are counted as [`crate::rounds`] makes them, without chance. All numbers are rounded to the worse side.
 
 use std::fmt;
 use std::time::Duration;
@@ -32,7 +33,7 @@ pub struct Facts {
     pub rate: Rate,
     /// What is left of content after compression, in thousandths. 1000 without it.
     pub compressed_per_mille: u32,
-    /// The device state.
+    /// Bytes of the device state, which is sent while the VM stands still.
     pub state: Bytes,
 }
 

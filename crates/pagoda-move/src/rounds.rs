@@ -1,12 +1,14 @@
 //! Pre-copy: which pages go in which round, and when the VM is stopped for the last ones.
 //!
-//! The caller protects pages and reports which were written since ([`Rounds::written`]), reports the clock of direct I/O
-//! ([`Rounds::set_oldest_io`]), copies and sends the runs that [`Rounds::next`] gives, and asks [`Rounds::decide`] after each
-//! round. **The pin rule**: a run is given out only if every direct I/O in flight began after the protection of its pages. All
-//! other pages wait, at the latest until the VM is stopped, when none is in flight any more. So each copy that is made counts.
+//! The caller protects pages and reports which were written since ([`Rounds::written`]). It reports the clock of direct I/O
+//! ([`Rounds::set_oldest_io`]). It copies and sends the runs that [`Rounds::next`] gives, and asks [`Rounds::decide`] after each
+//! round.
 //!
-//! What the guest sees: its first write to a page after a protection costs a fault; if the move has not ended in its time, that fault
-//! takes longer in steps, if the settings say so ([`slowing`]). Nothing here stops a VM for longer than was promised.
+//! **The pin rule**: a run is given out only if every direct I/O in flight began after the protection of its pages. All other
+//! pages wait, at the latest until the VM is stopped, when no I/O is in flight any more. So each copy that is made counts.
+//!
+//! What the guest sees: its first write to a page after a protection costs a fault. If the move has not ended in its time, that
+//! fault takes longer, in steps, if the settings say so ([`slowing`]). Nothing here stops a VM for longer than was promised.
 
 mod estimate;
 mod pace;

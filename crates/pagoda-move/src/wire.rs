@@ -1,8 +1,8 @@
-//! Bytes between the two hosts of a move, and nowhere else. The tables are in `docs/protocol/move.md`.
+//! The bytes between the two hosts of a move. No other module knows them. The tables are in `docs/protocol/move.md`.
 //!
-//! A connection has one control stream and several data streams. On both, a frame is a header, which says what follows and how
-//! long it is, and a payload. A receiver reads the header, checks it ([`ControlHeader::decode`], [`DataHeader::decode`]), and
-//! only then makes room for the payload, whose length has a cap for each kind.
+//! A connection has one control stream and several data streams. On both kinds, a frame is a header and a payload. The header
+//! says what follows and how long it is. A receiver reads the header, checks it ([`ControlHeader::decode`],
+//! [`DataHeader::decode`]), and only then makes room for the payload, whose length has a cap for each kind.
 //!
 //! Nothing here is trusted: a value that no version writes is [`Malformed`], with its name. Decoding does not panic.
 

@@ -1,5 +1,5 @@
-//! A control plane that takes its time, asked on a thread of its own: the registry makes every change durable, which is a
-//! disk's flush, and the driver that asks it serves pages meanwhile.
+//! Asks a control plane that takes its time, on a thread of its own. The registry makes every change durable, which needs a flush
+//! of the disk. The driver that asks serves pages meanwhile.
 
 use anyhow::{Context, Result};
 use rmap::control::{ControlReply, ControlRequest};

@@ -166,7 +166,7 @@ pub fn list(servers: &[ServerId]) -> String {
     servers.iter().map(|id| id.0.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Servers that answer.
+/// The servers that answer the client now.
 pub fn up(client: &UdpClient<Control>) -> Vec<ServerId> {
     client.client.reach().filter(|(_, reach)| *reach == Reach::Up).map(|(id, _)| id).collect()
 }

@@ -1,5 +1,5 @@
-//! What becomes known of servers while a client is at work: some come into etcd or, where there is none, into the file `servers`,
-//! and some are elsewhere than they were, as etcd or they themselves say.
+//! What becomes known of servers while a client is at work. Some servers come into etcd or, where there is none, into the file
+//! `servers`. Some are at another address than they were, as etcd or they themselves say.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -148,7 +148,7 @@ impl Known {
     }
 }
 
-/// Follows etcd.
+/// Asks etcd for its servers now and then, until nobody wants to know, and sends what is new.
 fn look(mut etcd: Etcd, mut known: Known, news: &Sender<News>, unwanted: &Receiver<()>) {
     while unwanted.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         // While etcd is away nobody comes; that it is is said by others.
@@ -229,7 +229,7 @@ pub fn stamp_ms() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Follows announcements.
+/// Takes in announcements of servers until nobody wants to know, and sends what is new.
 fn receive_announcements(ears: Ears, mut known: Known, news: &Sender<News>, unwanted: &Receiver<()>) {
     let Ears { listener, mut listening } = ears;
     while unwanted.try_recv() == Err(TryRecvError::Empty) {

@@ -102,7 +102,7 @@ impl Disk {
         self.size_bytes / PAGE_SIZE as u64
     }
 
-    /// For its owner.
+    /// The disk as the client of its owner opens it.
     pub fn spec(&self) -> Result<SpaceSpec> {
         Ok(SpaceSpec {
             id: self.space()?,

@@ -1,4 +1,4 @@
-//! What a slab has and what it takes.
+//! The size of a slab: its pages, and the memory that it takes.
 
 use rmap::units::{PAGE_SIZE, SEALED_SIZE, SLAB_PAGES};
 

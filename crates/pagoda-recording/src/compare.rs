@@ -1,4 +1,4 @@
-//! Makes the rounds of a recording again, and compares their plans to the page.
+//! Makes the rounds of a recording again, and compares the plans with the recorded ones to the page.
 
 use std::io::{self, BufRead, Read};
 
@@ -34,7 +34,7 @@ pub struct Comparison {
 pub struct Difference {
     /// The line of the recording, from 1 on.
     pub line: u64,
-    /// The round's time.
+    /// When the round was made, in milliseconds on the recording's clock.
     pub now_ms: u64,
     /// The VM's number, where it is a VM's.
     pub vm: Option<u32>,

@@ -19,7 +19,7 @@ const NUMBER_MAX: u64 = 1 << 53;
 /// Why a value cannot be used.
 pub(crate) type Bad = String;
 
-/// The first line.
+/// The first line of a recording: version, seed and host.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Header {
@@ -29,7 +29,7 @@ pub(crate) struct Header {
     pub host: Host,
 }
 
-/// Any other line.
+/// Each line after the first: one round, with what it was given and its plan.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Round {
@@ -94,7 +94,7 @@ pub(crate) struct Memory {
     stalled: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     available_min: Option<u64>,
-    /// In pages.
+    /// What templates take of the memory, in pages unlike the fields above.
     #[serde(default, skip_serializing_if = "is_zero")]
     templates: u64,
     /// In pages: what the pool keeps for outboxes, and what they have of it.
@@ -148,7 +148,7 @@ struct Remembered {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     limit: Option<u64>,
     sent: u64,
-    /// Bytes.
+    /// In bytes, while `limit` is in pages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     keeps: Option<u64>,
     overhead: u64,

@@ -1,4 +1,4 @@
-//! The command line's shape: the part of that of `pagoda` that this program serves.
+//! The part of the command line of `pagoda` that this program serves.
 
 use clap::{Parser, Subcommand};
 use pagoda_cli::options::{Export, Global, Serve, Try};

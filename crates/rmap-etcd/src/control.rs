@@ -42,7 +42,7 @@ pub enum Ownership {
 pub struct Health {
     /// Whether the last request was answered; if not, there is no new placement and no take-over.
     pub reachable: bool,
-    /// Since when.
+    /// When `reachable` last changed; before the first request, when the connection was made.
     pub since: Instant,
     /// The last error, as long as something waits because of it.
     pub trouble: Option<EtcdError>,

@@ -26,7 +26,7 @@ const REPLY_MAX: u64 = 4 << 20;
 /// gRPC's codes that say "never like this": invalid argument, not found, exists, denied, precondition, out of range,
 /// not implemented, who are you. All others may pass.
 const REFUSALS: [u32; 8] = [3, 5, 6, 7, 9, 11, 12, 16];
-/// gRPC's "not found".
+/// The code of gRPC for "not found"; with the text "lease not found" it means that the lease has ended.
 const NOT_FOUND: u32 = 5;
 
 /// A 64-bit number, which the gateway writes as text and leaves out when it is zero.
@@ -41,7 +41,7 @@ impl<'de> Deserialize<'de> for Number {
     }
 }
 
-/// Bytes, in base64.
+/// Bytes, which the gateway writes and reads as base64.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bytes(pub Vec<u8>);
 

@@ -1,4 +1,5 @@
-//! Names of keys. Numbers are hexadecimal and of fixed width, so that etcd's order is theirs.
+//! Names of keys in etcd. Numbers in them are hexadecimal and of fixed width, so that etcd's order of keys is the order of the
+//! numbers.
 
 use rmap::units::{ServerId, SlabNo, SpaceId};
 

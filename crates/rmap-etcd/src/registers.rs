@@ -1,9 +1,10 @@
-//! Registers: what an arbiter keeps of moves of VMs between hosts, one for each attempt, changed by compare-and-swap.
+//! Registers: what an arbiter keeps of moves of VMs between hosts. There is one for each attempt, and it is changed by
+//! compare-and-swap.
 //!
-//! What may follow what is for the caller to say. This keeps the values, and knows which registers these are: by a random number that
-//! whoever comes first writes beside them. etcd's own number of a cluster is no such name, for two etcds that were set up alike have
-//! the same one. Each transaction compares that number: nothing is read from registers that have taken the place of others, or written
-//! to them. No call tries anything for longer than one request: whoever asks does that.
+//! The caller says which value may follow which. This module keeps the values. It also knows which registers these are, by a
+//! random number that whoever comes first writes beside them. etcd's own number of a cluster is no such name, because two etcds
+//! that were set up alike have the same one. Each transaction compares the random number. So nothing is read from registers that
+//! have taken the place of others, or written to them. No call tries anything for longer than one request: its caller does that.
 
 use std::time::Duration;
 

@@ -27,7 +27,7 @@ use crate::values::{Owner, Value};
 pub const BATCH_MAX: usize = 64;
 /// Keys in one answer to a range.
 const PAGE_KEYS: usize = 1024;
-/// Between two tries.
+/// How long a call waits before it tries again after an error that may pass.
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// A connection to etcd. Each call waits, at most for the patience that the configuration gives.

@@ -1,4 +1,4 @@
-//! Values: JSON with a version, small, and checked before they are believed, whoever wrote them.
+//! Values of keys in etcd: small JSON with a version. They are checked before they are believed, whoever wrote them.
 
 use std::net::SocketAddr;
 

@@ -261,7 +261,7 @@ impl Registry {
         Ok(replies)
     }
 
-    /// Answers a client.
+    /// Answers one request of a client by the file as it is now, or changes the file by it.
     ///
     /// # Errors
     /// The file cannot be used: nothing is changed.

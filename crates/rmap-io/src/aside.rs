@@ -29,7 +29,7 @@ pub struct Asker {
 /// What the thread has: requests, until the driver is gone, and where their answers go.
 pub type Answerer = (Receiver<ControlRequest>, Sender<(ControlRequest, ControlReply)>);
 
-/// Both ends.
+/// The two ends of a new connection: the driver's, and that of the thread which answers.
 pub fn pair() -> (Asker, Answerer) {
     let (requests, inbox) = mpsc::sync_channel(REQUESTS_MAX);
     let (outbox, replies) = mpsc::channel();

@@ -3,7 +3,7 @@
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use rmap::crypto::Entropy;
 
-/// The operating system's.
+/// Random bytes of the operating system.
 #[derive(Debug, Default)]
 pub struct SystemEntropy(SystemRandom);
 

@@ -1,4 +1,5 @@
-//! What a server needs of its host: memory that stays, what the kernel says of memory, and not to borrow meanwhile.
+//! What a server needs of its host: memory that stays in place, what the kernel says of memory, and that the host does not borrow
+//! memory from a pool at the same time.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -109,7 +110,7 @@ impl Role {
         Role::take(&dir.join("lends.lock"), &dir.join("borrows.lock"), |path| HostError::Borrows { path })
     }
 
-    /// This process borrows.
+    /// This process borrows; the other rules are those of [`Role::lend`].
     ///
     /// # Errors
     /// The host lends.

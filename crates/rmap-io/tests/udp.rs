@@ -70,7 +70,7 @@ impl Running {
         Running { addr, key, stop, thread: Some(thread) }
     }
 
-    /// As after SIGTERM.
+    /// Drains the server as its program does after SIGTERM: clients move their pages away before it ends.
     fn drain(&mut self) -> Drained {
         self.stop.store(true, Ordering::Relaxed);
         let (mut server, mut port) = self.thread.take().expect("it runs").join().unwrap();

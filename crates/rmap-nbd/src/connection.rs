@@ -65,7 +65,7 @@ impl Input {
 #[derive(Debug)]
 enum Phase {
     Negotiating(Negotiation),
-    /// Between requests.
+    /// No request is being taken in: the header of the next one is awaited.
     Ready(Agreed),
     /// The content of a WRITE comes; it belongs to a request of the disk.
     Content(Agreed, usize),
@@ -80,7 +80,7 @@ enum Phase {
     Over,
 }
 
-/// A client.
+/// The protocol's state with one client, from its greeting on.
 #[derive(Debug)]
 pub struct Connection {
     phase: Phase,

@@ -65,7 +65,7 @@ pub trait Pages {
     fn run(&self, page: PageNo, max: u64) -> PageRun;
 }
 
-/// What is asked.
+/// What a request asks the disk to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Read,
@@ -93,7 +93,7 @@ pub struct Request {
     pub cookie: u64,
     pub kind: Kind,
     pub error: Option<Errno>,
-    /// What was read.
+    /// The content that a READ has found.
     pub data: Vec<u8>,
     begin: u64,
     /// Where the next piece begins.

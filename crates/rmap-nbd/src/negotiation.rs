@@ -24,7 +24,7 @@ pub struct Agreed {
 #[derive(Clone, Debug)]
 pub struct Offer {
     pub name: String,
-    /// In bytes.
+    /// The length of the disk in bytes.
     pub size: u64,
     pub read_only: bool,
 }

@@ -98,7 +98,7 @@ enum Work {
 /// What became of a connection's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
-    /// There were none.
+    /// There were no answers to send.
     Nothing,
     APart,
     TheLast,
@@ -151,7 +151,7 @@ struct Peer {
     is_unwatched: bool,
 }
 
-/// Exports one disk.
+/// Exports one disk to its clients, from the pool's client that it owns.
 #[derive(Debug)]
 pub struct Server<C> {
     pool: UdpClient<C>,

@@ -1,4 +1,5 @@
-//! Makes tables of versions ahead, on a thread of its own: it may wait for memory, and who serves a disk may not.
+//! Makes tables of versions ahead, on a thread of its own. That thread may wait for memory, and a thread that serves a disk may
+//! not.
 
 use std::io;
 use std::sync::mpsc::{self, Receiver};

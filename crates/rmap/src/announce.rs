@@ -1,12 +1,14 @@
-//! A server's announcement of itself: a hint where it is and how it is. It admits nobody, and nobody answers it.
+//! A server's announcement of itself: a hint at which address it is, and how it is. It admits nobody, and nobody answers it.
 //!
-//! Two proofs. The pool's code keeps strangers from costing more than a checksum. The signature says which server it was:
-//! whoever knows the pool's key, every client, could make the code. The signing key follows from the node's static key;
-//! who listens knows the public half from the operator or from etcd, and ignores all servers that it does not know.
+//! An announcement carries two proofs. The first is a code under the pool's key. It keeps strangers from costing a listener more
+//! than a checksum. The second is a signature, which says which server it was. The code alone does not say that, because every
+//! client knows the pool's key and could make it. The signing key follows from the node's static key. A listener knows the public
+//! half from the operator or from etcd, and ignores all servers that it does not know.
 //!
-//! Replays: of a server, only a stamp that is later than the last one is taken, and none that is older than
-//! [`AGE_MAX`]. So a copy is worth nothing to who heard the original, and to others for as long as that, when it says
-//! no more than the server itself said. What a listener makes of it, a greeting, fails unless the server is there.
+//! An announcement may be replayed. So a listener takes from a server only a stamp that is later than the last one, and none that
+//! is older than [`AGE_MAX`]. A copy is worth nothing to a listener that heard the original. To others it is worth something for
+//! as long as that, but it says no more than the server itself said. What a listener makes of it is a greeting, which fails
+//! unless the server is there.
 //!
 //! | bytes | |
 //! |---|---|
@@ -73,7 +75,7 @@ pub struct Announcement {
 }
 
 impl Announcement {
-    /// For [`Client::hint`](crate::client::Client::hint).
+    /// Where the server says it is, as [`Client::hint`](crate::client::Client::hint) takes it.
     pub fn hint(&self) -> Hint {
         Hint { server: self.server, addr: self.addr, epoch: self.epoch }
     }

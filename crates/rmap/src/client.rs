@@ -124,7 +124,7 @@ use returns::Returns;
 use slab::Space;
 use tables::Tables;
 
-/// A pool client.
+/// A client of a pool, with all the spaces that it has attached.
 #[derive(Debug)]
 pub struct Client {
     config: ClientConfig,
@@ -320,12 +320,12 @@ impl Client {
         &self.stats
     }
 
-    /// Another [`ClientConfig::scrub_pass`].
+    /// Replaces [`ClientConfig::scrub_pass`] from now on.
     pub fn set_scrub_pass(&mut self, pass: Option<Duration>) {
         self.config.scrub_pass = pass;
     }
 
-    /// Another [`ClientConfig::keep_after`].
+    /// Replaces [`ClientConfig::keep_after`] from now on.
     pub fn set_keep_after(&mut self, keep_after: Duration) {
         self.config.keep_after = keep_after;
     }

@@ -55,7 +55,7 @@ impl Sample {
     }
 }
 
-/// `1.23` as 123.
+/// A number with two digits after the point in hundredths: `1.23` is 123.
 fn hundredths(text: &str) -> Option<u32> {
     let (whole, part) = text.split_once('.')?;
     let part = (part.len() == 2).then(|| part.parse::<u32>().ok()).flatten()?;

@@ -32,7 +32,7 @@ impl Partial {
         Partial { identity: Identity::default(), have: 0, is_free: true, bytes: vec![0; SEALED_SIZE].into() }
     }
 
-    /// Begins another message.
+    /// Drops what there is, and begins another message.
     pub fn begin(&mut self, identity: Identity) {
         (self.identity, self.have, self.is_free) = (identity, 0, false);
     }

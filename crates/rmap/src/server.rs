@@ -97,7 +97,7 @@ pub struct Server {
     replies: Replies,
     /// Of [`Shared::admissions`], when it was last looked who may stay.
     admissions: u64,
-    /// Of this worker.
+    /// What this worker has counted, without the others.
     stats: ServerStats,
     /// When something last came.
     now: Time,
@@ -218,7 +218,7 @@ impl Server {
         self.transfers.poll_timeout()
     }
 
-    /// Time went by.
+    /// Does what is due by `now` for the transfers to other servers.
     pub fn on_timeout(&mut self, now: Time) {
         self.now = now;
         self.transfers.on_timeout(now);

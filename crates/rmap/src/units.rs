@@ -85,7 +85,7 @@ const SEQUENCE_BITS: u32 = 43;
 pub struct Version(u64);
 
 impl Version {
-    /// Never written.
+    /// The version of a page that was never written.
     pub const NEVER: Version = Version(0);
     /// Writes of one owner: 8.8e12, a year at 250,000 a second. The next generation starts anew.
     pub const SEQUENCE_MAX: u64 = (1 << SEQUENCE_BITS) - 1;
@@ -185,7 +185,7 @@ impl Class {
         matches!(self, Class::Prefetch | Class::Rebuild)
     }
 
-    /// For metrics.
+    /// Its name in the labels of metrics.
     pub fn word(self) -> &'static str {
         match self {
             Class::Demand => "demand",

@@ -34,11 +34,11 @@ struct Pool {
     servers: Vec<Server>,
     space: SpaceRef,
     now: Time,
-    /// Hears nothing.
+    /// The server, by its index, that no datagram reaches.
     deaf: Option<usize>,
     /// What servers allocate counts, too.
     looks_at_servers: bool,
-    /// Nobody makes tables.
+    /// Nobody makes the tables that the client wants to have ready.
     no_spares: bool,
     /// What is under way, as all of these are, has its room before anything is watched.
     out: Vec<u8>,

@@ -35,7 +35,7 @@ pub struct Disk {
     params: DiskParams,
 }
 
-/// When reading ends.
+/// When a reader of the disk ends.
 #[derive(Debug, Clone, Copy)]
 pub enum Until<'a> {
     /// A time, or as many reads as the disk has blocks, so many times.

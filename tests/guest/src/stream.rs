@@ -24,7 +24,7 @@ impl Stream {
         Stream { block, number: 0 }
     }
 
-    /// The next one.
+    /// The next block of the stream, which stays as it is until the call after this.
     pub fn next_block(&mut self) -> &[u8] {
         let first = self.number * PAGES_PER_MIB as u64;
         for (page, bytes) in (first..).zip(self.block.chunks_exact_mut(PAGE_SIZE)) {

@@ -50,7 +50,7 @@ impl Console {
         });
     }
 
-    /// The next line.
+    /// Takes the next line that nobody has taken, and waits for it until the deadline.
     pub fn next(&self, deadline: Instant) -> Output {
         let mut lines = self.lock();
         loop {

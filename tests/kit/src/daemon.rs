@@ -25,7 +25,7 @@ use crate::workspace::programs_dir;
 const START_MAX: Duration = Duration::from_secs(20);
 const POLL_EVERY: Duration = Duration::from_millis(1);
 
-/// A running daemon.
+/// A private daemon that runs, in a directory of its own.
 #[derive(Debug)]
 pub struct Daemon {
     dir: PathBuf,

@@ -17,7 +17,7 @@ pub const SERVER: &str = "pagoda-bench-server";
 pub const SERVER_ADDR: &str = "10.77.0.2";
 /// Where [`Ethernet`]'s servers are.
 pub const ETHERNET_SERVER: &str = "pagoda-bench-servers";
-/// Their address.
+/// The address at which these servers are reached.
 pub const ETHERNET_ADDR: &str = "10.77.1.2";
 /// Any port of it.
 pub const ETHERNET_LISTEN: &str = "10.77.1.2:0";
@@ -25,7 +25,7 @@ pub const ETHERNET_LISTEN: &str = "10.77.1.2:0";
 const ETHERNET_HERE: &str = "10.77.1.1";
 /// Any port of it.
 pub const ETHERNET_LISTEN_HERE: &str = "10.77.1.1:0";
-/// This namespace's end.
+/// The device that is this namespace's end of [`Ethernet`].
 const ETHERNET_DEVICE: &str = "pagoda-bench";
 /// The name of either end, in a namespace of ours.
 const DEVICE: &str = "bench0";
@@ -81,7 +81,7 @@ impl Ethernet {
         let _ = undo().perform();
         let _ = run("ip", &["link", "del", ETHERNET_DEVICE]);
         run("ip", &["netns", "add", ETHERNET_SERVER])?;
-        // Between servers.
+        // What servers send to each other goes over `lo`, which has frames of the same size then.
         run("ip", &["-n", ETHERNET_SERVER, "link", "set", "lo", "mtu", "1500", "up"])?;
         let there = ["type", "veth", "peer", "name", DEVICE, "netns", ETHERNET_SERVER];
         run("ip", &[&["link", "add", ETHERNET_DEVICE], &there[..]].concat())?;

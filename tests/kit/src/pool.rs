@@ -145,7 +145,7 @@ impl Pool {
         self.run(&["pool", "key", "add", public_key]).map(drop)
     }
 
-    /// Makes a disk.
+    /// Makes a disk of `bytes` in the pool.
     ///
     /// # Errors
     /// It exists.
@@ -261,7 +261,7 @@ impl Apart {
         Ok(Apart { allowed, servers, others })
     }
 
-    /// A server.
+    /// Keeps the threads of a server on the server's CPU.
     ///
     /// # Errors
     /// It is gone.
@@ -299,7 +299,7 @@ fn keep_on(process: u32, cpus: &CpuSet) -> Result<()> {
 }
 
 impl Running {
-    /// Its process.
+    /// The number of its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -9,12 +9,12 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 const CONNECT_MAX: Duration = Duration::from_secs(300);
-/// Between two tries.
+/// How long it waits before it tries again to connect.
 const CONNECT_PAUSE: Duration = Duration::from_millis(2);
 /// QEMU answers `stop` when its vCPUs stand still, and one of them may wait for a page on a slow disk.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 
-/// A QMP session.
+/// A QMP session with one QEMU, from the greeting on.
 #[derive(Debug)]
 pub struct Qmp {
     writer: UnixStream,

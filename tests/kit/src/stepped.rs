@@ -69,7 +69,7 @@ impl SteppedToy {
         Ok(toy)
     }
 
-    /// Its process.
+    /// The number of its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -34,7 +34,7 @@ pub enum Undo {
     Setting { path: PathBuf, value: String },
     /// Stop swapping to a file or device.
     SwapOff { path: PathBuf },
-    /// Delete a file.
+    /// Delete this file, if it is there.
     File { path: PathBuf },
     /// Delete a directory and all in it.
     Directory { path: PathBuf },

@@ -102,7 +102,7 @@ impl Console {
         self.lock().lines.iter().skip(from).cloned().collect()
     }
 
-    /// The last lines.
+    /// The last lines, for the message of a test that fails.
     pub fn tail(&self) -> String {
         let state = self.lock();
         let start = state.lines.len().saturating_sub(TAIL_LINES);

@@ -14,7 +14,7 @@ use crate::wait;
 /// QEMU makes the socket within its first milliseconds.
 const CONNECT_MAX: Duration = Duration::from_secs(300);
 
-/// Leads a guest.
+/// Gives a guest commands, and reads its replies.
 #[derive(Debug)]
 pub struct Control {
     port: UnixStream,

@@ -27,7 +27,7 @@ const LOG_TAIL_BYTES: u64 = 6000;
 pub enum Folios {
     /// 1 MiB, by `--tune-host`.
     Large,
-    /// 4 KiB.
+    /// 4 KiB, without large folios.
     Small,
 }
 

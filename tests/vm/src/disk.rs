@@ -47,7 +47,7 @@ pub struct Throttle {
 const STALLED_BYTES_PER_S: u64 = 1;
 
 impl Throttle {
-    /// Makes a cgroup.
+    /// Makes a cgroup whose reads can be throttled.
     ///
     /// # Errors
     /// No blkio controller (v1), or no permission.

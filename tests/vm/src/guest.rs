@@ -32,7 +32,7 @@ pub struct GuestOptions {
     pub qemu: Qemu,
     /// QEMU's words for memory.
     pub memory: Vec<String>,
-    /// `--dram`.
+    /// The cap that `pagoda run --dram` gets, if any.
     pub dram: Option<String>,
     pub cpus: u32,
     /// Added to the kernel's command line.
@@ -51,7 +51,7 @@ pub struct GuestOptions {
 /// What is in a guest's initramfs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Boots {
-    /// The test program.
+    /// The test program of `tests/guest`, with what it needs.
     Guest,
     /// What clients of a pool run.
     Client,
@@ -181,7 +181,7 @@ impl GuestOptions {
     }
 }
 
-/// Splits at blanks.
+/// Splits a command line at its blanks.
 pub fn words(text: &str) -> Vec<String> {
     text.split_ascii_whitespace().map(str::to_owned).collect()
 }

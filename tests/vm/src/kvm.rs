@@ -49,7 +49,7 @@ fn try_it() -> Result<Option<String>> {
     }
 }
 
-/// A running guest.
+/// A toy VMM whose guest runs under KVM.
 #[derive(Debug)]
 pub struct KvmToy {
     child: Child,

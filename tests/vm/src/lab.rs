@@ -106,7 +106,7 @@ impl Lab {
         &self.directory.0
     }
 
-    /// Starts a daemon.
+    /// Starts a daemon with the usual options.
     ///
     /// # Errors
     /// It does not start.
@@ -144,7 +144,7 @@ impl Lab {
         Ok(daemon)
     }
 
-    /// Starts a guest.
+    /// Starts a guest that the daemon manages.
     ///
     /// # Errors
     /// No such program.

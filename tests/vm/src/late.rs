@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::programs;
 
-/// Mounted until dropped.
+/// A late disk, which is mounted until it is dropped.
 #[derive(Debug)]
 pub struct LateDisk {
     mount: PathBuf,
@@ -37,7 +37,7 @@ impl LateDisk {
         Ok(disk)
     }
 
-    /// Its file.
+    /// The one file that the mounted directory has.
     pub fn file(&self) -> PathBuf {
         self.mount.join("disk")
     }

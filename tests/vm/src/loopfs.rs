@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::MIB;
 
-/// Which file system.
+/// The kind of file system that is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileSystem {
     Ext4,
@@ -17,7 +17,7 @@ pub enum FileSystem {
     Tmpfs,
 }
 
-/// Mounted until dropped.
+/// A file system in a file, which is mounted until it is dropped.
 #[derive(Debug)]
 pub struct LoopFs {
     mount: PathBuf,

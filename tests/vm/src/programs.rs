@@ -67,7 +67,7 @@ fn cargo() -> Command {
     command
 }
 
-/// What guests boot.
+/// The files that guests boot from.
 #[derive(Debug, Clone)]
 pub struct Images {
     pub kernel: PathBuf,
@@ -162,17 +162,17 @@ fn newest(dir: &Path) -> Result<SystemTime> {
     Ok(newest)
 }
 
-/// Which QEMU.
+/// Which of the two QEMUs runs a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Qemu {
-    /// The distribution's.
+    /// The one that the distribution has installed.
     System,
     /// A newer one that `scripts/install-deps.sh` unpacked.
     Ten,
 }
 
 impl Qemu {
-    /// Its program.
+    /// The path of the program.
     pub fn program(self) -> PathBuf {
         match self {
             Self::System => "/usr/bin/qemu-system-x86_64".into(),

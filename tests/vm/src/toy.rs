@@ -119,7 +119,7 @@ impl Toy {
         self.end()
     }
 
-    /// Starts a run.
+    /// Has the toy begin a run; [`Toy::end`] waits for its end.
     ///
     /// # Errors
     /// It ended.

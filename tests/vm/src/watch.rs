@@ -14,7 +14,7 @@ use crate::guest::ram_bytes_of;
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What was seen.
+/// The extremes that were seen of a VM.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub samples: usize,

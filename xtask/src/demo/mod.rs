@@ -63,7 +63,7 @@ pub struct DemoArgs {
     /// DRAM it may have
     #[arg(long, value_name = "SIZE", default_value = "192M", value_parser = parse_mib)]
     dram: u64,
-    /// QEMU to use
+    /// QEMU that runs the VM
     #[arg(long, value_name = "PATH", default_value = "qemu-system-x86_64")]
     qemu: String,
     /// Length of each of the phases seq, random and hot

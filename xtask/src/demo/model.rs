@@ -10,7 +10,7 @@ use pagoda_guest::lines::Line;
 const MIB: u64 = 1 << 20;
 /// Rates are over this time: shorter ones flicker, longer ones lag behind the phases.
 const RATE_WINDOW: Duration = Duration::from_secs(1);
-/// Seconds of history.
+/// How many seconds of history are kept.
 pub const HISTORY_LEN: usize = 12;
 
 /// The guest's own need besides the memory under test: kernel, initramfs, page tables.
@@ -84,7 +84,7 @@ pub struct Phase {
     pub began: Option<Duration>,
     pub ended: Option<Duration>,
     pub ops: u64,
-    /// Of a sweep.
+    /// How much a sweep has done, in MiB; a timed phase has none.
     pub mib_done: u64,
     pub bad: u64,
     pub resident_bytes_max: u64,
@@ -153,7 +153,7 @@ pub struct Cause {
     pub p99_us: Option<f64>,
 }
 
-/// MiB per second.
+/// Pages from and to swap, in MiB per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SwapRate {
     pub in_mib: f64,

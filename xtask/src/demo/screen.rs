@@ -120,7 +120,7 @@ fn code(style: Style) -> Option<&'static str> {
     }
 }
 
-/// Columns and lines.
+/// The columns and lines of the terminal, or the default where there is none.
 fn size() -> (usize, usize) {
     match tcgetwinsize(io::stdout()) {
         Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),

@@ -18,9 +18,9 @@ pub enum Style {
     Dim,
     Good,
     Bad,
-    /// In DRAM.
+    /// Memory that is in DRAM.
     Near,
-    /// In swap.
+    /// Memory that is in swap.
     Far,
 }
 

@@ -26,7 +26,7 @@ fn describe(circle: &BTreeSet<&str>, imports: &Imports) -> String {
     format!("{first}: a circle of {} files{}", circle.len(), arrows.concat())
 }
 
-/// Who imports whom.
+/// Which file imports which others.
 struct Graph<'a> {
     targets: BTreeMap<&'a str, Vec<&'a str>>,
 }

@@ -6,7 +6,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Token<'a> {
     Word(&'a str),
-    /// `::`
+    /// The two characters `::` of a path.
     PathSeparator,
     Other(char),
 }

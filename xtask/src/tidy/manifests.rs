@@ -8,9 +8,9 @@ use super::Source;
 /// Who needs a dependency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Needed {
-    /// The crate itself.
+    /// The crate itself, and so all that is built from it.
     Always,
-    /// Its tests.
+    /// Only the tests of the crate.
     ByTests,
 }
 

@@ -250,7 +250,7 @@ impl<'a> Paths<'a> {
         let mut path = prefix.to_vec();
         self.read_names(&mut path);
         if self.next() != Some(Token::Other('{')) {
-            // `a::{self}` is `a`.
+            // `a::{self}` names the same as `a`.
             if path.len() > 1 && path.last() == Some(&"self") {
                 path.pop();
             }

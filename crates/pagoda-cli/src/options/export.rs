@@ -79,5 +79,5 @@ pub struct Export {
     pub spin: u64,
 }
 
-/// A year.
+/// A leap year in hours, the longest that reading every copy once may take.
 const SCRUB_HOURS_MAX: u64 = 366 * 24;

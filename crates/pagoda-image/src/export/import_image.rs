@@ -33,7 +33,7 @@ pub enum ImportError {
     Image(#[from] ImageError),
 }
 
-/// What was made.
+/// The image that an import has made, and what its file had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Imported {
     pub manifest: Manifest,

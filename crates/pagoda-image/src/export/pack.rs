@@ -1,4 +1,4 @@
-//! Writes a file: the order of its records, and what the end says.
+//! Writes an exported file: it keeps the order of its records, and makes the end marker.
 
 use pagoda_core::units::{Bytes, ChunkCount, ChunkIdx};
 

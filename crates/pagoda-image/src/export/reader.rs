@@ -74,13 +74,13 @@ pub enum Piece<'a> {
 pub struct Totals {
     /// Bytes of the file.
     pub bytes: u64,
-    /// Pages with content.
+    /// Number of pages that have content.
     pub blocks: u64,
-    /// Zero pages.
+    /// Number of pages that are all zero.
     pub zeros: u64,
 }
 
-/// See the module.
+/// Reads an exported file from its start to its end, without going back.
 pub struct Reader<R> {
     input: R,
     header: Header,

@@ -1,4 +1,4 @@
-//! What the end marker says of all that came before it.
+//! The numbers of the end marker: how many pages and bytes came before it, and a checksum over all of that.
 
 use pagoda_core::units::CHUNK_PAGES;
 use xxhash_rust::xxh3::Xxh3;
@@ -8,7 +8,7 @@ use super::format::{END_PAYLOAD, get_u64};
 /// Counted while a file is written, and again while it is read.
 #[derive(Clone, Default)]
 pub(crate) struct Sums {
-    /// Pages with content.
+    /// Number of pages that have content.
     pub(crate) blocks: u64,
     /// Pages that are zero.
     pub(crate) zeros: u64,

@@ -79,12 +79,12 @@ pub enum Mistake {
     NoDirSync,
 }
 
-/// Which calls fail.
+/// Which calls to the disk fail, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Failure {
     /// The first call that fails, counted from 0.
     pub at: usize,
-    /// How many do.
+    /// How many calls fail from that one on.
     pub calls: usize,
     pub errno: i32,
     /// Writes of a part of what was asked for come before it.
@@ -104,7 +104,7 @@ struct Inner {
     pages: BTreeSet<Node>,
 }
 
-/// See the module.
+/// The disk that the tests use: it passes calls on, keeps them, and fails those that it is told to fail.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     inner: Arc<Mutex<Inner>>,
@@ -364,7 +364,7 @@ pub fn after_host(ops: &[Op], chance: &mut Chance, path: &Path) {
     let mut tree = Tree::default();
     for (op, certain) in ops.iter().zip(certain) {
         if let (Op::Write { file, bytes, offset }, false) = (op, certain) {
-            // By sectors.
+            // A host that stops leaves any of the write's sectors of 512 bytes, and none in part.
             for (at, sector) in (*offset..).step_by(512).zip(bytes.chunks(512)) {
                 if chance.per_mille(odds) {
                     tree.apply(&Op::Write { file: *file, bytes: sector.to_vec(), offset: at });

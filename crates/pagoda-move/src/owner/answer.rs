@@ -1,4 +1,5 @@
-//! Messages about attempts that a host has no machine for: late ones, repeated ones, and those of a peer that missed an end.
+//! Answers messages about attempts that a host has no machine for: late ones, repeated ones, and those of a peer that missed an
+//! end.
 
 use crate::note::{Note, Offered, Owned};
 use crate::units::{Generation, HostKey};

@@ -1,4 +1,5 @@
-//! The register that an arbiter keeps of an attempt, and the four questions that change it. `docs/protocol/move.md`, "Arbiter".
+//! The register that an arbiter keeps of an attempt, and the four questions that change it. The rules are in
+//! `docs/protocol/move-arbiter.md`.
 
 use crate::note::Offered;
 use crate::units::{AttemptId, Generation, HostKey, RegisterId};

@@ -1,8 +1,10 @@
 //! The host that a VM comes to.
 //!
-//! It reserves, takes in, and runs the VM when it has the grant, its own durable note, and the arbiter's word if the grant asks
-//! for that. Until then it may give up at any moment. A grant that it has no use for it refuses, durably. What the guest sees of
-//! a failure: before the VM runs here nothing, afterwards what any crash of QEMU is.
+//! It reserves room, takes in pages and state, and runs the VM when it has three things: the grant, its own durable note, and the
+//! arbiter's word if the grant asks for that. Until then it may give up at any moment. If it has no use for a grant, it refuses
+//! the grant durably.
+//!
+//! What the guest sees of a failure: before the VM runs here, nothing; afterwards, what it sees of any crash of QEMU.
 
 use super::claim::{Claim, Registered, Step};
 use super::link::Link;

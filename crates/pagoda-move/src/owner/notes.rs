@@ -1,4 +1,4 @@
-//! One note on its way to the disk: what is wanted last is written until it is durable.
+//! A note on its way to the disk. The one that is wanted last is tried again until it is durable.
 
 use super::types::{Action, RETRY_EVERY};
 use crate::note::Note;

@@ -1,4 +1,4 @@
-//! A daemon that starts: what its note and QEMU say, and what follows.
+//! What a daemon that starts does about a VM that was moving, by what its note says and by what QEMU says.
 
 use super::destination::Destination;
 use super::source::Source;

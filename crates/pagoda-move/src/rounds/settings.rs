@@ -1,4 +1,4 @@
-//! What can be set of a pre-copy, and what it decides.
+//! The settings of a pre-copy, and the words for what it decides.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub const LITTLE: PageCount = PageCount(256);
 pub enum Mode {
     /// All pages are sent before the VM runs at its destination.
     Precopy,
-    /// None are.
+    /// No page is sent in rounds: all of them follow after the VM is stopped.
     Postcopy,
     /// Rounds as long as they come forward, and the rest afterwards.
     Hybrid,

@@ -1,8 +1,9 @@
 //! How far a guest's writers are slowed, for a move that has not ended in its time.
 //!
-//! Each round decides: writers wait a step longer after a round that has left hardly less than the one before, two steps if that is far
-//! too much for the promised downtime (the first rounds are the longest), and a step less after one that has left half and was not
-//! slower itself: that alone may halve what is written. The delays double, so a step less undoes no more than such a round has brought.
+//! Each round decides. After a round that has left hardly less than the one before, writers wait a step longer. They wait two
+//! steps longer if what is left is far too much for the promised downtime, because the first rounds are the longest. After a
+//! round that has left half, they wait a step less, unless that round was slower itself: that alone may halve what is written.
+//! The delays double, so a step less undoes no more than such a round has brought.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ pub fn slow_time_max(time_max: Duration) -> Duration {
     time_max.max(SLOW_TIME_MIN)
 }
 
-/// Decides on steps.
+/// Decides after each round how long writers wait in the next one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slower {
     step: Slowing,

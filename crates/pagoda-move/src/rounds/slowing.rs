@@ -1,7 +1,8 @@
-//! What a guest's writers wait, in steps.
+//! How long a guest's writers wait, in steps.
 //!
-//! A thread that writes to a page for the first time since the last look waits in a fault anyway: its answer comes later. So a VM with
-//! `n` processors writes no more than `n` pages a delay, however fast it is, and one that writes to few pages is hardly slower.
+//! A thread that writes to a page for the first time since the last look waits in a fault anyway. When writers are slowed, the
+//! answer comes later. So a VM with `n` processors writes no more than `n` pages in each delay, however fast it is. One that
+//! writes to few pages is hardly slower.
 
 use std::time::Duration;
 

@@ -90,7 +90,7 @@ fn an_idle_vm_is_stopped_after_one_round() {
     let mut run = Run::new(settings());
     assert_eq!(run.round(0), Step::Stop(Handover::Whole));
     assert_eq!(run.sent.len() as u64, PAGES);
-    // Hot chunks first.
+    // Chunks go in the order that was given, hottest first: 3 is the first, and 0 the last.
     assert_eq!((run.sent[0], run.sent[PAGES as usize - 1]), (768, 255));
     run.rounds.stopped(&map([5]), run.now);
     assert!(!run.rounds.is_complete());

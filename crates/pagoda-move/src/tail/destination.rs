@@ -1,4 +1,4 @@
-//! The destination's part: what is missing, who waits, and what the source may forget.
+//! The destination's part of a post-copy: which pages are missing, who waits for them, and which the source may forget.
 
 use pagoda_core::bits::PageSet;
 use pagoda_core::units::PageIdx;

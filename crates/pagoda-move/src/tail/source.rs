@@ -1,4 +1,4 @@
-//! The source's part: which page is sent next, and which can be forgotten.
+//! The source's part of a post-copy: which page is sent next, and which can be forgotten.
 
 use std::collections::VecDeque;
 

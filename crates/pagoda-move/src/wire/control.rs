@@ -85,7 +85,7 @@ pub enum Control {
         attempt: AttemptId,
     },
 
-    // The copy.
+    // While the VM's pages and its device state are sent.
     /// From the destination: all pages of the round, and of those before, have arrived and are in their places.
     RoundKept {
         attempt: AttemptId,

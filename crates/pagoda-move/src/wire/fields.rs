@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends fields.
+/// Appends fields to the end of a payload.
 #[derive(Debug)]
 pub(super) struct Writer<'a>(pub &'a mut Vec<u8>);
 

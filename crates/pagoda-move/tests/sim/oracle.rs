@@ -6,7 +6,7 @@ use pagoda_move::note::Note;
 use crate::world::World;
 
 impl World {
-    /// Never two.
+    /// The VM never runs at two hosts at a time.
     pub fn check_running(&mut self) {
         if self.hosts.iter().all(|host| host.is_running()) {
             self.note_violation("two VMs run".to_owned());

@@ -103,7 +103,7 @@ pub struct Plan {
     pub triggers: Vec<(Phase, Fault)>,
     /// Things that go wrong at any moment.
     pub random_faults: usize,
-    /// All heals afterwards.
+    /// How long things go wrong at random; all heals after that.
     pub chaos: Duration,
     pub delay_max: Duration,
     /// The first data stream takes so many times as long.

@@ -1,4 +1,4 @@
-//! Of an exported disk.
+//! The metrics of an exported disk.
 
 use std::fmt;
 

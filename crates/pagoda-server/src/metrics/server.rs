@@ -1,4 +1,4 @@
-//! Of a server of the pool.
+//! The metrics of a server of the pool.
 
 use std::fmt;
 

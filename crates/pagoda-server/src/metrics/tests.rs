@@ -35,7 +35,7 @@ fn document() -> String {
     format!("{INTRODUCTION}{rows}")
 }
 
-/// `PAGODA_WRITE_DOCS=1` writes it.
+/// Run it with `PAGODA_WRITE_DOCS=1` to write the document anew.
 #[test]
 fn the_document_has_every_metric() {
     if std::env::var_os("PAGODA_WRITE_DOCS").is_some() {

@@ -1,4 +1,4 @@
-//! Which clients may use what is lent.
+//! The clients that may use what this machine lends, as they change.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;

@@ -64,9 +64,9 @@ impl Signals {
 /// The wait for clients to move their pages away.
 #[derive(Debug, Default)]
 pub struct Drain {
-    /// After a signal.
+    /// How long it waits for clients after a signal.
     patience: Duration,
-    /// Since a signal.
+    /// When a signal first asked it to end.
     since: Option<Instant>,
     asked_by: Option<PublicKey>,
     empty_since: Option<Instant>,

@@ -1,4 +1,4 @@
-//! Whether the host's memory is short.
+//! Looks at the memory of the host, and tells the server when it is short.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A server that is told to others by etcd.
+//! Keeps a server's record in etcd, by which others learn of the server.
 
 use std::time::Duration;
 

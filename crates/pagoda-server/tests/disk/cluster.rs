@@ -37,7 +37,7 @@ fn a_disk_is_taken_over_on_another_machine() {
     copy_record(&pool, &other, "d");
     let socket = other.socket("d");
     other.fails(&["disk", "export", "d", "--nbd", &socket], 1, "a was the last to export d");
-    // Killed.
+    // The export is killed, so it has no time to give the disk back.
     drop(export);
     let export = other.export("d", &["--take-over"]);
     qemu_io(&export.uri(), &["read -P 1 0 1M", "read -P 2 70M 1M", "read -P 0 1M 1M", "write -P 3 0 1M"]);

@@ -13,7 +13,7 @@ use crate::rig::{EtcdProcess, until};
 pub const SLAB: u64 = 64 << 20;
 /// Written slabs: a group of four, and one more.
 const SLABS: u64 = 5;
-/// Of a server.
+/// Bytes that one server lends.
 const SERVER: u64 = 3 * SLAB;
 
 /// A disk that is written all over, and what is in it.

@@ -238,7 +238,7 @@ impl Pool {
         self.times_said(what) > 0
     }
 
-    /// How often.
+    /// How often somebody who runs in the foreground has said so.
     pub fn times_said(&self, what: &str) -> usize {
         std::fs::read_to_string(self.file(SAID)).unwrap().matches(what).count()
     }

@@ -1,4 +1,4 @@
-//! `pagoda pool try`.
+//! What users see of `pagoda pool try`, a pool of its own for one disk.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

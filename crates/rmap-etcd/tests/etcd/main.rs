@@ -1,5 +1,5 @@
-//! A real etcd, started by each test on the loopback, and stopped, killed, restarted, lied in the name of.
-//! Needs etcd and etcdctl: `scripts/install-deps.sh test`.
+//! Tests with a real etcd. Each test starts one on the loopback. It stops, kills and restarts it, and answers in its place. Needs
+//! etcd and etcdctl: `scripts/install-deps.sh test`.
 
 mod behaviour;
 mod data;

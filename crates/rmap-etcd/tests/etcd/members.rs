@@ -1,4 +1,4 @@
-//! Servers by lease.
+//! Servers that are in etcd by a lease: they are listed while it lives, and gone when it has ended.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

@@ -1,4 +1,5 @@
-//! Announcements on the network: sent to a group, a broadcast address or one node; heard on one interface; never answered.
+//! Announcements on the network. They are sent to a group, a broadcast address or one node. They are heard on one interface, and
+//! never answered.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};

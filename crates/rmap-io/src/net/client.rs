@@ -1,4 +1,4 @@
-//! A client on a socket, and the control plane it asks.
+//! Drives a client by a socket, and has its questions answered by a control plane.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
         UdpClient { client, port, wait, start, control, out, page: Box::new([0; SEALED_SIZE]) }
     }
 
-    /// The client's time.
+    /// The time by the client's clock, which counts from `start`.
     pub fn now(&self) -> Time {
         Time(self.start.elapsed().as_nanos() as u64)
     }
@@ -85,7 +85,7 @@ impl<C: FnMut(&ControlRequest) -> ControlReply> UdpClient<C> {
         self.port.receive(|_, _| {}).map(drop)
     }
 
-    /// The socket.
+    /// The port by which this client sends and receives.
     pub fn port(&self) -> &Port {
         &self.port
     }

@@ -27,7 +27,7 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// Sleeps at once.
+    /// Sleeps at once, without looking again before: this costs the least CPU time.
     pub const BLOCK: Wait = Wait { spin: Duration::ZERO };
     /// As long as a round trip on a fast network takes.
     pub const SPIN: Wait = Wait { spin: Duration::from_micros(50) };
@@ -52,7 +52,7 @@ impl AsFd for Port {
 }
 
 impl Port {
-    /// By UDP alone.
+    /// A port for one caller, by UDP alone.
     ///
     /// # Errors
     /// The address cannot be bound, or the socket not be set up.

@@ -1,4 +1,4 @@
-//! A server on a socket.
+//! Drives a server by a socket.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -39,7 +39,7 @@ struct Stream {
     socket: TcpStream,
     /// What the protocol calls it.
     addr: SocketAddr,
-    /// Order of beginning.
+    /// Its place in the order in which streams began: the oldest that was never answered goes for a new one.
     number: u64,
     /// A datagram was sent to it.
     is_answered: bool,
@@ -61,7 +61,7 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// A server's: listens.
+    /// The streams of a server, which listens for clients.
     ///
     /// # Errors
     /// The address cannot be bound.

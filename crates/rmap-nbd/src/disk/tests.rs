@@ -36,7 +36,7 @@ impl Model {
         Ok(())
     }
 
-    /// Ends one operation.
+    /// Ends one operation that waits, chosen by `pick`, and returns its result.
     fn finish(&mut self, pick: usize, page: &mut Page) -> Option<Event> {
         let pick = pick % (self.waiting.len() + usize::from(self.is_asked)).max(1);
         if pick == self.waiting.len() {
@@ -238,7 +238,7 @@ impl Test {
         }
     }
 
-    /// Lets everything end.
+    /// Lets operations end until no request is open.
     fn drain(&mut self) {
         let mut steps = 0;
         while !self.open.is_empty() {

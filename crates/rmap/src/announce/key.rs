@@ -1,4 +1,4 @@
-//! How an announcement's signer is known.
+//! The public key by which listeners know who has signed an announcement.
 
 use std::fmt;
 

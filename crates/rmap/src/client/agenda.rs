@@ -1,4 +1,5 @@
-//! Which slabs are to be looked at: because something happened to them, because there is room to ask for them, because it is time.
+//! The lines of slabs that the client has to look at. A slab is in one because something happened to it, because there is room
+//! again for what it has to ask, or because it is time.
 //!
 //! A slab stands at most once in each line. Its [`Marks`] say in which.
 
@@ -19,7 +20,7 @@ pub struct Marks {
     waits_for_room: bool,
 }
 
-/// Slabs in line.
+/// The lines in which slabs wait to be looked at, each for its own reason.
 #[derive(Debug, Default)]
 pub struct Agenda {
     /// Something happened to these.

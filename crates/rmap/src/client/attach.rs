@@ -1,4 +1,4 @@
-//! Spaces, as they are opened.
+//! Opens spaces: as their owner, or as one of their readers.
 
 use super::outcome::COPIES_MAX;
 use super::sealed::Tenure;
@@ -88,7 +88,7 @@ impl Client {
         Ok(SpaceRef(space))
     }
 
-    /// See [`Space::owner`].
+    /// A new random name for this owner, never zero ([`Space::owner`]).
     pub(super) fn new_owner(&self) -> u64 {
         self.entropy.next_u64().max(1)
     }

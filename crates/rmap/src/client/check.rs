@@ -1,8 +1,10 @@
-//! Whether a server has the copy that the map means.
+//! Finds out whether a server has the very copy that the map means.
 //!
-//! A client may hear late that a server has begun a new life, and may have a map by then that is from after that: what it knew
-//! before says nothing of the copies in it. Where slabs have one copy each, to take one for gone would lose it. So each server
-//! is asked, slab by slab, and says the grant of what it has; where there is no parity, by listing its versions again.
+//! A client may hear late that a server has begun a new life. Its map may be from after that. What it knew of the server's copies
+//! before says nothing of the copies in the map then. Where slabs have one copy each, taking such a copy for gone would lose it.
+//!
+//! So each server is asked, slab by slab, and says the grant of what it has. Where there is no parity, this is done by listing
+//! its versions again.
 
 use super::Client;
 use super::exchange::{Request, Role};

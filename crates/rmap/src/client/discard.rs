@@ -1,15 +1,15 @@
 //! Slabs that nobody needs any more go back to their servers while their space lives.
 //!
-//! The order: nothing is under way in the slab -> nothing begins in it -> the map says that nobody has it -> its servers may
-//! lend it again. Should this owner end before the map says so, the next one finds it as it was.
+//! The order: nothing is under way in the slab -> nothing begins in it -> the map says that nobody has it -> its servers may lend
+//! it again. If this owner ends before the map says so, the next one finds the slab as it was.
 //!
-//! What is in the slab is gone then, and reads as zeros. A write of this life of the slab that is still on its way may arrive in the
-//! next one, at a server where the page was never written, and the next owner would take it for a page. So each life has a
-//! *epoch*: a version that is taken when the life before it ends. Whatever was written before is below it, whatever is
-//! written after is above it, and servers are told it with each grant and store nothing that is below it.
+//! What is in the slab is gone then, and reads as zeros. A write of this life of the slab may still be on its way, and may arrive
+//! in the next life, at a server where the page was never written. The next owner would take it for a page. So each life has an
+//! *epoch*: a version that is taken when the life before it ends. Whatever was written before is below it. Whatever is written
+//! after is above it. Servers are told the epoch with each grant, and store nothing that is below it.
 //!
-//! The first life under an owner has no epoch: writes of earlier owners are refused by their generation, at each server
-//! that has granted this owner anything.
+//! The first life under an owner has no epoch. Writes of earlier owners are refused by their generation, at each server that has
+//! granted this owner anything.
 
 use super::Client;
 use super::SpaceRef;

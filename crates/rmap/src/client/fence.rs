@@ -1,16 +1,18 @@
 //! Servers are told of the owner of a space before they are asked for anything of it.
 //!
-//! An owner and a keeper tell each server that has a copy before they count on that copy. A reader of a sealed space may have begun when
-//! a server was away: that one answers that it does not know this generation, which says nothing of its copy. So it is told, is asked
-//! nothing until it has been, and then is asked again. Only who does not hold the slab, or another grant of it, or has begun a new life,
-//! has lost its copy. To an owner or a keeper no server says it that has what it was told of: such a copy counts as lost.
+//! An owner and a keeper tell each server that has a copy before they count on that copy. A server that still has what it was
+//! told never says to them that it does not know their generation. The copy of one that says so counts as lost.
 //!
-//! A server that has something of a space never forgets its owner. One that says so once more, when it was told for having said it, is
-//! not to be relied on, and its copies count as lost; so nobody is told and asked over and over.
+//! A reader of a sealed space may have begun when a server was away. Such a server answers that it does not know the reader's
+//! generation. That says nothing of its copy. So the reader tells it, asks it nothing until then, and then asks it again. A copy
+//! is lost only if its server does not hold the slab, has another grant of it, or has begun a new life.
 //!
-//! A server that says to a reader that the space has a newer generation is believed if the map says so, too, which is asked after that. If
-//! it does not, the server *refuses*: the other copies are asked, and this server again after a while. It loses no copy for that, as
-//! a control plane that was restored from a backup makes honest servers say so.
+//! A server that has something of a space never forgets its owner. If it says that it does not know the generation, is told, and
+//! says so once more, it is not to be relied on. Its copies count as lost. So nobody is told and asked over and over.
+//!
+//! A server may say to a reader that the space has a newer generation. The reader then asks for the map, and believes the server
+//! if the map says so, too. If the map does not, the server *refuses*: the other copies are asked, and this server again after a
+//! while. It loses no copy for that, because honest servers say so, too, if a control plane was restored from a backup.
 
 use std::time::Duration;
 

@@ -1,17 +1,17 @@
 //! The ledger: the versions of a space's pages, written down before a slab depends on parity.
 //!
-//! Which version a page has is known from its copies, as long as there is one. What is put together from other pages has none,
-//! and what it comes to can be opened only by who knows its version. So versions lie beside the pages, sealed like these, in
-//! slabs with two copies. A page of the ledger without content is damage, never "no page was written": what is missing there
-//! must not read as zeros.
+//! As long as a page has a copy, its version is known from that copy. A page that is put together from other pages has none. What
+//! it comes to can be opened only by a client that knows its version. So the versions lie beside the pages, sealed like these, in
+//! slabs with two copies. A page of the ledger without content is damage. It never means "no page was written": what is missing
+//! there must not read as zeros.
 //!
-//! A slab's part of the ledger is written by the keeper or owner that makes the parity of its group, before that is in the map, and is
-//! read by whoever opens the slab afterwards. So nobody reads a part that is being written. Of a group that has no parity any more
-//! it is out of date, and is written anew before the group gets parity again.
+//! A slab's part of the ledger is written by the keeper or owner that makes the parity of its group. It is written before that
+//! parity is in the map, and is read by whoever opens the slab afterwards. So nobody reads a part that is being written. When a
+//! group has no parity any more, its part is out of date. It is written anew before the group gets parity again.
 //!
-//! There are few slots for what is asked so. Nothing begins that would wait for a silent server, and what is being read
-//! when its last server falls silent gives its slot back: the others' parts go on. What is being written cannot be
-//! taken back, as it may be at a server already; so writes leave half of the slots to reads.
+//! There are few slots for reading and writing the ledger. Nothing begins that would wait for a silent server. A read whose last
+//! server falls silent gives its slot back, so that the parts of others go on. A write cannot be taken back, because it may be at
+//! a server already. So writes leave half of the slots to reads.
 
 mod line;
 mod parts;

@@ -1,12 +1,14 @@
 //! What earlier owners left at servers goes back to them.
 //!
-//! An owner that ends between the map's answer and the server's leaves a slab there that no map names: nobody would ever ask for it
-//! again, and nobody else would be lent it. So each owner makes itself known to each server once, asks which slabs of the space that has,
-//! and gives back what the map does not name. From then on the server lends earlier owners nothing more, should one be left that does
-//! not know yet that it is one. The first owner need not ask: there was none before it.
+//! An owner may end after a server has granted a slab and before the map names it. Then the slab is at the server and in no map.
+//! Nobody would ever ask for it again, and nobody else would be lent it. So each owner makes itself known to each server once,
+//! asks which slabs of the space it has, and gives back what the map does not name. From then on the server lends earlier owners
+//! nothing more, should one be left that does not know yet that it is one. The first owner need not ask, because there was none
+//! before it.
 //!
-//! What was granted in an earlier generation and is not in the map of this one never comes into it: an owner adds only what it was
-//! granted itself. What this owner was granted is its own to give back (`returns.rs`), whether the map names it yet or not.
+//! A slab that was granted in an earlier generation and is not in the map of this one never comes into the map: an owner adds
+//! only what it was granted itself. What this owner was granted is its own to give back (`returns.rs`), whether the map names it
+//! yet or not.
 
 mod find;
 

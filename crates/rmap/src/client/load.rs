@@ -1,4 +1,4 @@
-//! When slabs are looked at because of what servers say of their load.
+//! Decides when slabs are looked at because servers have said that their load has changed.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Slabs that are asked for the first time, and slabs that another owner left.
+//! Opens slabs: those that are asked for the first time, and those that another owner left.
 
 mod grant;
 

@@ -1,4 +1,4 @@
-//! The callers' operations: from being asked for to being told.
+//! The operations that callers have asked for, from that moment until the caller is told the result.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -56,7 +56,7 @@ pub struct Operation {
     pub since: Time,
     /// Of a write, its own. Of a read, the least that is right.
     pub version: Version,
-    /// Order of submission.
+    /// Its place in the order in which callers asked.
     pub order: u64,
     /// Of a read in a space that another client writes: the look at the map that it waits for.
     pub look: u64,

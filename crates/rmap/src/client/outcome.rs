@@ -1,4 +1,4 @@
-//! Spaces, questions and results as the caller and the client name them.
+//! The types that callers see: spaces, limits, questions and results.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub struct SpaceSpec {
     pub copies: usize,
     /// Slabs that servers keep room for, whatever others take; see [`super::Client::reserved`].
     pub reserve: usize,
-    /// The pages' key.
+    /// The secret by which its pages are sealed.
     pub key: [u8; KEY_SIZE],
 }
 
@@ -95,7 +95,7 @@ pub enum Failure {
     Silent,
 }
 
-/// A result.
+/// How an operation that a caller had asked for has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A page; its content is where the caller of [`super::Client::poll_event`] wanted it.

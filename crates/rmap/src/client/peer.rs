@@ -61,7 +61,7 @@ pub enum Reach {
 pub struct ServerView {
     pub id: ServerId,
     pub reach: Reach,
-    /// Smoothed.
+    /// The time from a request to its reply, smoothed over many of them.
     pub round_trip: Duration,
     /// As its last reply said.
     pub free_slabs: u32,
@@ -202,7 +202,7 @@ impl Peer {
         self.overflow_disk
     }
 
-    /// Smoothed.
+    /// The time from a request to its reply, smoothed over many of them.
     pub fn round_trip(&self) -> Duration {
         self.trip.smoothed()
     }

@@ -21,7 +21,7 @@ pub struct Peers {
     long_silent: PeerSet,
     /// Which one is looked at first for something to send.
     turn: usize,
-    /// For handshakes.
+    /// Random bytes for the numbers and keys of handshakes.
     entropy: SharedEntropy,
 }
 
@@ -68,7 +68,7 @@ impl Peers {
         self.all.iter()
     }
 
-    /// Begins a handshake.
+    /// Begins a handshake with a server, under a new number.
     pub fn greet(&mut self, peer: PeerIndex, config: &ClientConfig) {
         let number = (self.entropy.next_u64() as u32) << PEER_BITS | peer.0 as u32;
         self.all[peer].greet(number, config, &self.entropy);

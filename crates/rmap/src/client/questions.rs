@@ -81,7 +81,7 @@ impl Questions {
         self.last_id
     }
 
-    /// Another question.
+    /// Adds a question to the control plane, which is due at once.
     pub fn ask(&mut self, space: SpaceIndex, request: ControlRequest) -> QuestionId {
         self.last_id.0 += 1;
         self.open.push(Question { id: self.last_id, space, request, first_asked: None, due: Time(0) });

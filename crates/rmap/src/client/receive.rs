@@ -196,7 +196,7 @@ impl Client {
         Some(exchange)
     }
 
-    /// A whole reply.
+    /// Acts on a whole reply, by the role of the exchange that it answers.
     pub(super) fn answered(
         &mut self,
         now: Time,

@@ -94,7 +94,7 @@ impl Repairs {
 pub enum Step {
     Fencing,
     Granting,
-    /// The servers copy.
+    /// The server that has the slab copies it to the other one.
     Transferring(Transfer),
     /// What is missing goes through the client.
     Copying,

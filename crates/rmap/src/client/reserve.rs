@@ -37,7 +37,7 @@ pub struct Reservations {
     all: Vec<(SpaceIndex, Reservation)>,
 }
 
-/// Of one space.
+/// What servers are to keep for one space, and what they keep.
 #[derive(Debug)]
 struct Reservation {
     /// Slabs, each copy counted, and the most at one server.

@@ -25,7 +25,7 @@ const LOOK_MAX: Duration = Duration::from_secs(5);
 /// What a client may do with a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tenure {
-    /// Write.
+    /// Read and write: a space has one owner at a time.
     Owner,
     /// Read, and nothing else. The space is sealed.
     Reader,

@@ -26,6 +26,6 @@ pub struct ServerInfo {
 pub struct Hint {
     pub server: ServerId,
     pub addr: SocketAddr,
-    /// Of its life.
+    /// The life of the server that says so: a restarted server has another one.
     pub epoch: BootEpoch,
 }

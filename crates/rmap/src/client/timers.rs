@@ -26,7 +26,7 @@ impl Client {
             .min()
     }
 
-    /// Time went by.
+    /// Does what is due by `now` although nothing came.
     pub fn on_timeout(&mut self, now: Time) {
         self.mark_timed(now);
         self.poll_scrub(now);

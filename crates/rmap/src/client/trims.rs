@@ -1,20 +1,20 @@
 //! Trims that one copy of a slab lists and another does not.
 //!
-//! Whether content was written shows when its seal is opened. A trim has no seal, so a copy that lists one proves nothing. What is
-//! known is how writes are acknowledged: a trim, like any write, when every copy that the map names has it, and a copy comes into the
-//! map when it has all that was acknowledged. So where a copy of the map lists content that is older than the trim of another,
-//! that trim was never acknowledged, or one of the two is wrong.
+//! Whether content was written shows when its seal is opened. A trim has no seal, so a copy that lists one proves nothing. What
+//! is known is how writes are acknowledged. A trim, like any write, is acknowledged when every copy that the map names has it. A
+//! copy comes into the map when it has all that was acknowledged. So if a copy of the map lists content that is older than the
+//! trim of another copy, then that trim was never acknowledged, or one of the two copies is wrong.
 //!
 //! # The rule
 //!
 //! * A page reads as zeros if the ledger says so, or if no copy of the map that has listed its versions lists content of it.
-//! * A new owner finds trims that the last one had begun. It may drop them, as nobody was told that they are done: it keeps the
-//!   content, once that was opened, and writes it again in a version of its own, which comes after the trim at every copy, and before
-//!   what is asked for while the slab is opened ([`Version::taken_over`]).
+//! * A new owner finds trims that the last one had begun. It may drop them, because nobody was told that they are done. It keeps
+//!   the content, once that was opened, and writes it again in a version of its own ([`Version::taken_over`]). That version comes
+//!   after the trim at every copy, and before what is asked for while the slab is opened.
 //! * In a sealed space nothing was begun: all copies were alike when it was sealed. Copies that differ there are damaged or lie,
-//!   and no fact says which. The page is *disputed*: an error, never zeros. A keeper writes neither version to the other copy, drops
-//!   no copy that it could keep, and makes no parity of the slab. Once disputed, a page stays so for this client until all that list
-//!   it list content.
+//!   and no fact says which. The page is *disputed*: an error, never zeros. A keeper writes neither version to the other copy,
+//!   drops no copy that it could keep, and makes no parity of the slab. Once disputed, a page stays so for this client until all
+//!   that list it list content.
 //! * A trim makes no other copy a bad one.
 //!
 //! A copy that is the only one in the map, or the only one that answers, is believed, as what it lists of any page is.

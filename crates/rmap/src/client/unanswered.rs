@@ -1,16 +1,17 @@
 //! Operations that nobody answers: every server that has their page has been silent for too long.
 //!
-//! Silence says nothing of what a server has: it may be this client whose network is away. So the map is not changed for it, and
-//! a slab whose servers are silent stays what it is. What waits for them fails after [`ClientConfig::error_after`], and what is
-//! asked after that fails at once, until one of them is heard again.
+//! Silence says nothing of what a server has. It may be this client whose network is away. So the map is not changed for it, and
+//! a slab whose servers are silent stays what it is. Operations that wait for them fail after [`ClientConfig::error_after`]. What
+//! is asked after that fails at once, until one of the servers is heard again.
 //!
 //! # What makes a failed write right
 //!
-//! Some copies may have it by then, and a datagram that is still on its way may bring it to another. So it fails for its caller
-//! only. It stays the one write to its page that is under way, in its version, is sent again when a server is back, and ends like any
-//! other: when every copy in sync has it, or when the slab is lost. A later write to the page comes after it, and a read is right
-//! with or without it, until then. Meanwhile it takes nobody's slot: of those that are kept for such writes one comes
-//! for its own.
+//! Some copies may have the write by then, and a datagram that is still on its way may bring it to another. So the write fails
+//! for its caller only. It stays the one write to its page that is under way, in its version. It is sent again when a server is
+//! back. It ends like any other write: when every copy in sync has it, or when the slab is lost. A later write to the page comes
+//! after it. Until then a read is right with or without it.
+//!
+//! Meanwhile the failed write takes no slot from others. Some slots are kept for such writes, and one of these replaces its own.
 //!
 //! [`ClientConfig::error_after`]: super::ClientConfig::error_after
 
@@ -29,7 +30,7 @@ enum Hearing {
     Heard,
     /// All of those who may have it have been silent for too long.
     Silent,
-    /// Nobody has it.
+    /// No copy of the slab is left that could be read.
     Gone,
 }
 

@@ -1,14 +1,18 @@
 //! Requests that wait for the control plane's word on a slab: where its copies are to be, or that one of them counts no more.
 //!
-//! Nobody waits for that for ever. Who has another place for his pages has writes that could not begin back after
-//! [`ClientConfig::map_patience`], as declined. Who has none is told after [`ClientConfig::error_after`] that they failed, and what is
-//! asked after that fails at once, or within a second where nothing was asked about the slab yet, until there is an answer: a disk
-//! that says nothing is worse than one that says what is wrong. (A read of a group with parity that has lost two members does wait
-//! until the map says so.)
+//! No request waits for that for ever. There are two kinds of callers:
 //!
-//! Of what could not begin nothing was sent. A write that every copy has that can, and waits for the map to be rid of the others, fails
-//! as one to silent servers does: it stays under way, and is done when the map is changed (see `unanswered.rs`). Later ones to a slab
-//! that has such a copy do not begin.
+//! * A caller that has another place for its pages sets [`ClientConfig::map_patience`]. After that time it gets back writes that
+//!   could not begin, as declined.
+//! * A caller that has no other place is told after [`ClientConfig::error_after`] that its requests failed. What it asks after
+//!   that fails at once, until there is an answer. If nothing was asked about the slab yet, it fails within a second. The reason
+//!   is that a disk which says nothing is worse than one which says what is wrong.
+//!
+//! One exception is a read of a group with parity that has lost two members. It waits until the map says so.
+//!
+//! Nothing was sent of a request that could not begin. A write may have begun, be at every copy that can have it, and wait only
+//! until the map is rid of the others. It fails as a write to silent servers does (see `unanswered.rs`): it stays under way, and
+//! is done when the map is changed. Later writes to a slab that has such a copy do not begin.
 //!
 //! [`ClientConfig::map_patience`]: super::ClientConfig::map_patience
 //! [`ClientConfig::error_after`]: super::ClientConfig::error_after

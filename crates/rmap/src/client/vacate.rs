@@ -1,7 +1,7 @@
 //! Slabs in which no page has content any more go back to their servers by themselves.
 //!
-//! The owner counts the pages with content of each open slab. One that has none is looked at a while later: who trims and writes
-//! again at once pays nothing. What is given back then, and how, is `discard.rs`.
+//! The owner counts the pages with content of each open slab. A slab that has none is looked at a while later. So a caller that
+//! trims and writes again at once pays nothing. What is given back then, and how, is in `discard.rs`.
 
 pub mod content;
 mod queue;

@@ -32,7 +32,7 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// A node's keys.
+/// The private and the public key of a node.
 #[derive(Clone)]
 pub struct Keypair {
     private: [u8; KEY_SIZE],

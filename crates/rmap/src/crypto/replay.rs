@@ -9,7 +9,7 @@ pub const WINDOW: u64 = 64 * WORDS as u64;
 pub struct ReplayWindow {
     /// One above the greatest counter seen.
     next: u64,
-    /// Bit `counter % WINDOW`.
+    /// Whether a counter was seen, in bit `counter % WINDOW`.
     seen: [u64; WORDS],
 }
 

@@ -43,7 +43,7 @@ const BURST: u64 = 256 * 1024;
 /// How soon a transfer that waits for its rate is looked at again.
 const RATE_WAIT: Duration = Duration::from_micros(200);
 
-/// What is copied.
+/// Which slab is copied, in which state, and by which order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Subject {
     space: SpaceId,

@@ -30,7 +30,7 @@ impl Default for Pieces {
 struct Held {
     partial: Partial,
     session: u32,
-    /// Order of beginning.
+    /// When it was begun, by the clock of [`Reassembly`]: the oldest one is given up first.
     began: u64,
 }
 

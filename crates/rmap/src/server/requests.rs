@@ -28,7 +28,7 @@ impl Server {
         }
     }
 
-    /// An authentic fragment.
+    /// Takes in a fragment that the session has found authentic, and acts when its message is whole.
     pub(super) fn take_in(&mut self, now: Time, slot: SessionIndex, body: &[u8]) {
         self.now = now;
         let Ok((message, fragment, part)) = Message::decode(body) else {

@@ -7,7 +7,7 @@ use crate::wire::message::Status;
 pub struct ServerStats {
     /// Fragments that were taken in.
     pub fragments: u64,
-    /// Sessions begun.
+    /// Hellos by which a session began.
     pub accepted: u64,
     /// Hellos that had been answered before, and were again.
     pub repeated: u64,

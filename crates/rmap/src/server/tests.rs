@@ -1,4 +1,4 @@
-//! What strangers and bad datagrams cost: a counter.
+//! What strangers and bad datagrams cost a server: no more than a counter.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};

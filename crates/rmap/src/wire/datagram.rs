@@ -12,13 +12,13 @@ pub const MAC_SIZE: usize = 16;
 pub const NOISE_HELLO_SIZE: usize = 32 + 48 + HELLO_PAYLOAD_SIZE + TAG_SIZE;
 /// Noise IKpsk1, second message: ephemeral key, encrypted payload.
 pub const NOISE_ACCEPT_SIZE: usize = 32 + ACCEPT_PAYLOAD_SIZE + TAG_SIZE;
-/// Reserved, zero.
+/// The hello's own payload, which is reserved: all zeros.
 pub const HELLO_PAYLOAD_SIZE: usize = 8;
 /// Boot epoch, server, pages per slab, write credits.
 pub const ACCEPT_PAYLOAD_SIZE: usize = 24;
 /// Header and Noise message.
 pub const ACCEPT_SIZE: usize = HEADER_SIZE + NOISE_ACCEPT_SIZE;
-/// Header and code.
+/// Bytes of a refusal: header and code.
 pub const REFUSE_SIZE: usize = HEADER_SIZE + MAC_SIZE;
 
 /// The first byte of a hello.

@@ -1,4 +1,4 @@
-//! Fields at fixed places, and what is none.
+//! Reads fields at fixed places, and names input that is malformed.
 
 use thiserror::Error;
 

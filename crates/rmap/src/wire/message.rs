@@ -28,7 +28,7 @@ const REPLY: u8 = 0x80;
 pub enum Op {
     /// Is anybody there, and does a datagram of this size get through? Answered in the same size.
     Probe = 1,
-    /// A page.
+    /// Send the content of a page.
     Read = 2,
     /// Here is a page.
     Write = 3,
@@ -94,7 +94,7 @@ impl Op {
     }
 }
 
-/// How it went.
+/// How a request went, as its reply says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     Ok = 0,

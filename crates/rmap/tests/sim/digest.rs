@@ -4,7 +4,7 @@
 #[derive(Debug)]
 pub struct Digest(Option<u64>);
 
-/// FNV-1a.
+/// The offset basis of 64-bit FNV-1a; `PRIME` is its prime.
 const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0100_0000_01b3;
 

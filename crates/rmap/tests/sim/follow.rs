@@ -10,7 +10,7 @@ use super::*;
 use crate::node::{Ask, Asked};
 use crate::oracle::Begun;
 
-/// Runs by default.
+/// How many seeds a run takes unless it is told another number.
 const FOLLOWED_SEEDS: u64 = SEEDS / 2;
 /// Beyond these: a reader that was paused took a slab for lost that had been given back.
 const FOUND_FOLLOWED: [u64; 1] = [717];

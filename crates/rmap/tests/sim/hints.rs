@@ -6,7 +6,7 @@ use rmap::units::{BootEpoch, ServerId};
 use super::*;
 use crate::node::address;
 
-/// Runs by default.
+/// How many seeds a run takes unless it is told another number.
 const HINTED_SEEDS: u64 = SEEDS / 4;
 /// Happenings from hint to hint.
 const EVERY: usize = 40;

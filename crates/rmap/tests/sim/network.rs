@@ -1,4 +1,5 @@
-//! The network: loses, doubles, delays, overtakes, damages, cuts off, and carries only so much.
+//! The network of the simulation. It loses, doubles, delays, reorders and damages datagrams, cuts nodes off, and carries only so
+//! much.
 
 use std::collections::HashMap;
 
@@ -42,7 +43,7 @@ impl Weather {
 #[derive(Debug)]
 pub struct Network {
     pub weather: Weather,
-    /// From, to, until.
+    /// Until when, in ns, nothing gets from the first node to the second.
     cuts: HashMap<(usize, usize), u64>,
     pub delivered: u64,
 }

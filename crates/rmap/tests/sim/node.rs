@@ -23,7 +23,7 @@ impl Entropy for Seeded {
     }
 }
 
-/// A disk.
+/// The overflow disk of a server, as a map in memory.
 #[derive(Debug, Default)]
 pub struct Shelf(BTreeMap<u64, Box<Page>>);
 
@@ -75,7 +75,7 @@ pub struct Host {
 #[derive(Debug)]
 pub enum Program {
     Nothing,
-    /// Its workers.
+    /// A server, by all of its workers.
     Server(Vec<Server>),
     Host(Box<Host>),
 }

@@ -15,12 +15,12 @@ impl Rng {
         self.0.draw()
     }
 
-    /// 0 .. n
+    /// A number from 0 to below `n`; 0 if `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    /// low ..= high
+    /// A number from `low` to `high`, both included.
     pub fn within(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }

@@ -10,7 +10,7 @@ use crate::node::{Ask, Asked};
 
 /// After a server is found silent. Most cuts and pauses are shorter, some are longer.
 const ERROR_AFTER: Duration = Duration::from_millis(10);
-/// Runs by default.
+/// How many seeds a run takes unless it is told another number.
 const SILENT_SEEDS: u64 = SEEDS / 4;
 
 fn impatient(seed: u64) -> Plan {

@@ -1,4 +1,4 @@
-//! A server that lists pages with content as trimmed. What a trim was, no seal shows.
+//! A server that lists pages with content as trimmed. No seal shows that this is a lie, because a trim has none.
 
 use rmap::client::Fault as ClientFault;
 use rmap::server::Fault;

@@ -62,7 +62,7 @@ impl Plan {
         if rng.per_mille(250) { plan.with_parity(rng) } else { plan }
     }
 
-    /// Nobody wants parity.
+    /// A plan in which nobody wants parity.
     pub fn with_copies(rng: &mut Rng) -> Plan {
         let plan = Plan {
             servers: rng.within(2, 5),
@@ -452,7 +452,7 @@ impl World {
         }
     }
 
-    /// Results, judged.
+    /// Takes the results that a host has, and has the oracle judge them.
     fn collect(&mut self, node: usize) {
         // Nobody's page: what the client does not put there is noticed.
         let mut room = Box::new([0xaa; SEALED_SIZE]);
@@ -574,7 +574,7 @@ impl World {
         self.pump(node);
     }
 
-    /// Something goes wrong.
+    /// Has something go wrong, chosen by chance, and schedules the next time.
     fn chaos(&mut self) {
         if self.resting {
             return;

@@ -16,7 +16,7 @@ const SIZE_MIN: u64 = 2 * MIB;
 
 #[derive(Debug, Clone, Args)]
 pub struct DiskArgs {
-    /// File to write
+    /// File to write the disk image to
     #[arg(long)]
     pub out: PathBuf,
     /// Size, with the suffix M or G; whole MiB

@@ -57,7 +57,7 @@ pub enum ImageCommand {
     Disk(disk::DiskArgs),
 }
 
-/// What `build` made.
+/// The files that `build` has made for guests to boot.
 #[derive(Debug, Clone)]
 pub struct Images {
     pub kernel: PathBuf,

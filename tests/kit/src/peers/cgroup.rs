@@ -24,7 +24,7 @@ enum Version {
 struct Cgroup {
     path: PathBuf,
     version: Version,
-    // Dropped in order.
+    // Fields are dropped in this order: the group goes before its controller is turned off.
     _remove: Guard,
     /// Where version 2 did not have this controller for groups before.
     _disable: Option<Guard>,
@@ -127,7 +127,7 @@ impl MemoryCgroup {
         Ok(memory)
     }
 
-    /// Changes the limit.
+    /// Changes the limit of the group's memory, in bytes.
     ///
     /// # Errors
     /// The kernel cannot reclaim down to it.
@@ -174,7 +174,7 @@ impl MemoryCgroup {
         self.usage_bytes()
     }
 
-    /// Bytes charged now.
+    /// Bytes that are charged to the group now.
     ///
     /// # Errors
     /// The file cannot be read.

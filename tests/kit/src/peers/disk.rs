@@ -29,7 +29,7 @@ pub struct DirectFile {
 }
 
 impl DirectFile {
-    /// Writes it.
+    /// Writes the file in `dir`, at its full size.
     ///
     /// # Errors
     /// No space.
@@ -116,5 +116,5 @@ fn slowest_read(file: &File, stop: &AtomicBool) -> Result<Duration> {
     Ok(slowest)
 }
 
-/// In pages.
+/// How far the probe goes from one read to the next, in pages.
 const PROBE_STRIDE: u64 = 100_003;

@@ -90,9 +90,9 @@ pub fn page_cluster() -> Result<u32> {
 #[derive(Debug)]
 pub struct LimitedToy {
     // Dropped in order: the process must be gone before its cgroup.
-    /// The process.
+    /// The toy VMM, whose process is in the cgroup.
     pub toy: SteppedToy,
-    /// Its cgroup.
+    /// The cgroup that limits its memory.
     pub cgroup: MemoryCgroup,
 }
 

@@ -97,7 +97,7 @@ pub enum Name {
     Outbox,
     /// Sizes of outboxes by SLO in simulation, against the best fixed size and a PI controller
     OutboxControl,
-    /// All of them
+    /// All benches, one after another
     All,
 }
 

@@ -46,7 +46,7 @@ struct Dependency {
 }
 
 impl Crates {
-    /// Asks cargo.
+    /// Asks cargo which packages the workspace has, and what each is built from.
     ///
     /// # Errors
     /// cargo does not say.

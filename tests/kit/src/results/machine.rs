@@ -11,13 +11,13 @@ use crate::workspace::repository;
 /// The machine, as printed with every result.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Machine {
-    /// CPU model.
+    /// Model name of the CPU.
     pub cpu: String,
-    /// CPUs.
+    /// Number of CPUs that the bench may use.
     pub cores: usize,
-    /// Memory.
+    /// Memory of the machine in MiB.
     pub memory_mib: u64,
-    /// Kernel release.
+    /// Release of the kernel, as `uname -r` says it.
     pub kernel: String,
     /// File system of the swap directory.
     pub filesystem: String,
@@ -42,7 +42,7 @@ impl Machine {
         }
     }
 
-    /// On one line.
+    /// All of it on one line.
     pub fn line(&self) -> String {
         let Self { cpu, cores, memory_mib, kernel, filesystem } = self;
         format!("{cpu}, {cores} CPUs, {memory_mib} MiB, Linux {kernel}, {filesystem}")

@@ -17,7 +17,7 @@ pub enum Bar {
     AtLeast(f64),
     /// It must not be above.
     AtMost(f64),
-    /// Shown for information.
+    /// There is no bar: the figure is shown for information.
     None,
 }
 
@@ -41,10 +41,10 @@ impl Bar {
     }
 }
 
-/// One row.
+/// One figure, which is one row of a table.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Figure {
-    /// What was measured.
+    /// What was measured, and against which peer.
     pub name: String,
     /// Unit of `ours` and `peer`.
     pub unit: String,
@@ -70,7 +70,7 @@ pub struct Figure {
 pub struct Report {
     /// Name of the bench.
     pub bench: String,
-    /// Where it ran.
+    /// The machine on which it ran.
     pub machine: Machine,
     /// What ran the memory accesses: native (toy VMM), tcg or kvm.
     pub accelerator: String,
@@ -79,12 +79,12 @@ pub struct Report {
     /// Hash of the code that was measured ([`super::code`]); empty if it is not known.
     #[serde(default)]
     pub code: String,
-    /// The rows.
+    /// The figures, in the order in which the bench gives them.
     pub figures: Vec<Figure>,
 }
 
 impl Report {
-    /// An empty report.
+    /// A report without figures, of the code as it is now.
     pub fn new(bench: &str, machine: Machine, accelerator: &str) -> Self {
         Self {
             bench: bench.to_owned(),
@@ -197,7 +197,7 @@ impl Report {
         format!("{}: {}\naccelerator {}, commit {}", self.bench, self.machine.line(), self.accelerator, self.commit)
     }
 
-    /// Writes the JSON.
+    /// Writes the report as JSON, and makes its directory if there is none.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -241,7 +241,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Smallest and greatest.
+/// The smallest and the greatest of the values that are numbers.
 pub fn spread(values: &[f64]) -> Option<[f64; 2]> {
     let values = || values.iter().copied().filter(|value| !value.is_nan());
     let (low, high) = (values().min_by(f64::total_cmp)?, values().max_by(f64::total_cmp)?);

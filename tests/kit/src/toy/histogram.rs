@@ -23,7 +23,7 @@ impl Default for LatencyHistogram {
 }
 
 impl LatencyHistogram {
-    /// Counts one duration.
+    /// Counts one duration, in nanoseconds.
     #[inline]
     pub fn record(&mut self, ns: u64) {
         self.counts.saturating_record(ns);

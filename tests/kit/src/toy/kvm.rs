@@ -49,7 +49,7 @@ pub struct ToyKvmArgs {
     json: bool,
 }
 
-/// After the run.
+/// What is printed after the run.
 #[derive(Debug, Serialize)]
 struct Report {
     accelerator: &'static str,

@@ -55,7 +55,7 @@ pub struct ToyArgs {
     /// Where the RAM comes from when PAGODA_RAM is not set
     #[arg(long, value_enum, default_value_t = RamKind::Anon)]
     ram: RamKind,
-    /// Refuse huge pages
+    /// Refuse huge pages for the RAM
     #[arg(long)]
     no_huge: bool,
     /// Seed of the pattern and of every random choice
@@ -83,7 +83,7 @@ pub struct ToyArgs {
 /// Options of one run; a later `go` inherits what it does not name.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
-    /// Order of accesses
+    /// In which order pages are accessed
     #[arg(long, value_enum)]
     workload: Option<Workload>,
     /// Read and verify, or also write anew
@@ -121,7 +121,7 @@ enum RamKind {
 /// What an access does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// Verify.
+    /// Verify the page that is accessed.
     Read,
     /// Verify, then write a new version.
     ReadWrite,
@@ -148,7 +148,7 @@ pub struct Plan {
     time_each: bool,
 }
 
-/// After the fill.
+/// What the toy says when it has written every page once.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Ready {
     /// Size of the RAM.
@@ -159,24 +159,24 @@ pub struct Ready {
     pub cpu_s: f64,
 }
 
-/// After a run.
+/// What the toy says after a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Done {
-    /// The workload's name.
+    /// The workload of the run, by [`Workload::name`].
     pub workload: String,
-    /// The mode's name.
+    /// The name of the run's mode.
     pub mode: String,
     /// Size of the RAM.
     pub mib: usize,
-    /// Threads that ran.
+    /// Number of threads that made accesses.
     pub threads: usize,
-    /// Wall time.
+    /// Wall time of the run, in seconds.
     pub seconds: f64,
-    /// Accesses.
+    /// Number of accesses of all threads together.
     pub ops: u64,
     /// Accesses that found a wrong page.
     pub bad_pages: u64,
-    /// Accesses per second.
+    /// Accesses of all threads per second of wall time.
     pub ops_per_s: f64,
     /// Accesses as MiB of pages per second.
     pub mib_per_s: f64,
@@ -210,17 +210,17 @@ pub fn monotonic_ns() -> u64 {
 /// Percentiles of single accesses, in microseconds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Latency {
-    /// Median.
+    /// The median of all accesses.
     pub p50_us: f64,
     /// 75 %: where half of the accesses miss, the median miss.
     pub p75_us: f64,
-    /// 99 %.
+    /// 99 % of the accesses are no slower.
     pub p99_us: f64,
-    /// 99.9 %.
+    /// 99.9 % of the accesses are no slower.
     pub p999_us: f64,
-    /// 99.99 %.
+    /// 99.99 % of the accesses are no slower.
     pub p9999_us: f64,
-    /// The slowest.
+    /// The slowest access of all.
     pub max_us: f64,
 }
 

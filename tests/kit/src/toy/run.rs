@@ -40,7 +40,7 @@ struct ThreadResult {
     latency: LatencyHistogram,
     slices: Vec<u64>,
     longest_ns: u64,
-    /// By [`monotonic_ns`].
+    /// When the longest access was over, by [`monotonic_ns`].
     longest_ended_ns: u64,
 }
 

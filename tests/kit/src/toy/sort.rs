@@ -11,7 +11,7 @@ use super::pattern::mix;
 /// Shorter runs of words are sorted by insertion.
 const INSERTION_MAX: usize = 16;
 
-/// After a sort.
+/// What the toy says after a sort.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sorted {
     /// Words that were sorted.

@@ -52,18 +52,18 @@ pub struct TouchArgs {
     pub repeat: u32,
 }
 
-/// After a touch.
+/// What the toy says after it has touched a range.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Touched {
-    /// Accesses.
+    /// Number of accesses that were timed.
     pub touches: u64,
-    /// Wall time.
+    /// Wall time of all accesses, in seconds.
     pub seconds: f64,
     /// User and system time of the process.
     pub cpu_s: f64,
     /// Accesses that found a wrong word.
     pub bad_pages: u64,
-    /// Of single accesses.
+    /// Latency of the single accesses.
     pub latency: Latency,
 }
 

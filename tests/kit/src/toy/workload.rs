@@ -13,7 +13,7 @@ const PHASE_HOT_OF_16: u64 = 15;
 /// Hot sets that a run goes through, one after another.
 const PHASES: u64 = 4;
 
-/// Order of accesses.
+/// In which order pages are accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Workload {
     /// One page after another, round and round.
@@ -49,7 +49,7 @@ impl Chance {
         Self(mix(seed) | 1)
     }
 
-    /// Any number.
+    /// The next number of 64 bits, which is never 0.
     #[inline]
     pub fn draw(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
@@ -58,13 +58,13 @@ impl Chance {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Uniform in `0..limit`.
+    /// A number below `limit`, each as likely as the others.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.draw()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// Uniform in `0..1`.
+    /// A number from 0 to below 1, each as likely as the others.
     #[inline]
     fn unit(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1_u64 << 53) as f64

@@ -77,7 +77,7 @@ fn there_and_back(name: &str, qemu: Qemu, folios: Folios, dram: Option<&str>) ->
         ensure!(list.contains("MCTLSZ") && list.contains("256M     256M"), "{list}");
         control.run("run random passes=1")?;
         control.run("verify")?;
-        // Less, then all.
+        // The target rises, so the guest gets some memory back, and then all of it.
         set_target(&daemon, "384M")?;
         wait_reached(&daemon, 384)?;
         set_target(&daemon, "off")?;

@@ -131,13 +131,13 @@ fn reads_stall(name: &str, aio: &str) -> Result<()> {
     })
 }
 
-/// 45 s.
+/// It takes 45 s, of which the disk hangs 30.
 #[test]
 fn disk_stalls_native() -> Result<()> {
     reads_stall("disk stalls, aio=native", "native")
 }
 
-/// 45 s.
+/// It takes 45 s, of which the disk hangs 30.
 #[test]
 fn disk_stalls_io_uring() -> Result<()> {
     reads_stall("disk stalls, aio=io_uring", "io_uring")

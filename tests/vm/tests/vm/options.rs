@@ -21,7 +21,7 @@ pub enum By {
 }
 
 const WORK: &str = "pagoda.work=random:seconds=8,verify pagoda.mib=260";
-/// Of 512 MiB.
+/// The cap of a guest under Pagoda, which has 512 MiB.
 const DRAM: &str = "160M";
 
 pub fn start(lab: &Lab, daemon: &Daemon, by: By, qemu: Qemu, name: &str, more: &str) -> Result<Rc<Guest>> {
@@ -375,7 +375,7 @@ fn ram_is_never_left_out(qemu: Qemu) -> Result<()> {
         let capabilities = qmp.execute("query-migrate-capabilities", json!({}))?;
         let is_off = |one: &Value| one["capability"] == "x-ignore-shared" && one["state"] == false;
         ensure!(capabilities.as_array().is_some_and(|all| all.iter().any(is_off)), "{capabilities}");
-        // Others are known.
+        // Capabilities that keep RAM are still known to QEMU.
         qmp.execute("migrate-set-capabilities", capability("xbzrle"))?;
         if qemu == Qemu::Ten {
             qmp.execute("migrate-set-parameters", json!({ "mode": "cpr-reboot" }))?;

@@ -65,7 +65,7 @@ fn expect(counted: &SampleInfo, nth: u64, mib: u64, slack: u64) -> Result<()> {
 fn beside_ages(daemon: &Daemon, toy: &Toy, slack: u64) -> Result<()> {
     const NTH: u64 = 8;
     const MIB: u64 = 50;
-    // Some seconds' choices.
+    // As many zaps as the choices of some seconds make.
     const ZAPS_MIN: u64 = 20;
     let zaps = || -> Result<u64> { Ok(daemon.vm("toy")?.counters.get("watch_zaps").copied().unwrap_or(0)) };
     period(daemon, toy, NTH, MIB)?;

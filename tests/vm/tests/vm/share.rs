@@ -249,7 +249,7 @@ fn a_hostile_writer_costs_only_itself() -> Result<()> {
     })
 }
 
-/// Of all VMs.
+/// CPU time that sharing has taken for all VMs of the daemon.
 fn share_cpu(daemon: &Daemon) -> Result<Duration> {
     let vms = daemon.client().vms()?;
     Ok(Duration::from_micros(vms.vms.iter().map(|vm| count(vm, "share_cpu_us")).sum()))

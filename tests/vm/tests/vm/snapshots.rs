@@ -361,7 +361,7 @@ pub enum Seen {
     Restore,
     /// QEMU is attached, and has not all of its state.
     Loading,
-    /// Its guest runs.
+    /// QEMU is attached and the operation has ended: the guest runs.
     Over,
 }
 

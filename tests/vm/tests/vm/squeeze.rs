@@ -155,7 +155,7 @@ fn with_blocked(text: &str, blocked: bool) -> Result<String> {
     let mut record: serde_json::Value = serde_json::from_str(json).context("read the record")?;
     record["blocked"] = blocked.into();
     let text = format!("pagoda-vm 2\n{record}\n");
-    // 64-bit FNV-1a.
+    // The sum of a record is 64-bit FNV-1a.
     let add = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let sum = text.bytes().fold(0xcbf2_9ce4_8422_2325, add);
     Ok(format!("{text}sum {sum:016x}\n"))

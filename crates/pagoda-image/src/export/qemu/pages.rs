@@ -29,7 +29,7 @@ pub(super) fn part_begin(section: u32) -> Vec<u8> {
     [&[SECTION_PART][..], &section.to_be_bytes()].concat()
 }
 
-/// How it ends.
+/// How the part with the pages ends: with the flag `EOS` and the section's footer.
 pub(super) fn part_end(section: u32) -> Vec<u8> {
     [&EOS.to_be_bytes()[..], &[SECTION_FOOTER], &section.to_be_bytes()].concat()
 }

@@ -60,10 +60,10 @@ pub(super) struct Layout {
     pub(super) blocks: Vec<Block>,
 }
 
-/// The section `ram`.
+/// The section `ram` of the stream, as far as the end of its list of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ram {
-    /// Its number.
+    /// The number that the stream gives the section.
     pub(super) id: u32,
     /// Where the list of blocks begins.
     pub(super) blocks_at: u64,

@@ -17,7 +17,7 @@ const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// What does not come is an error, not a hang.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What came.
+/// What a receiver has got so far, by datagrams and by the kernel's buffers.
 #[derive(Default)]
 struct Arrived {
     datagrams: Vec<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! Has slabs looked at.
+//! Takes the slabs of the agenda one by one, and has the client look at each until nothing more follows.
 
 use crate::client::Client;
 use crate::client::index::SpaceIndex;

@@ -169,7 +169,7 @@ impl Client {
         self.spaces.iter().filter_map(|space| space.following.retry_at).min()
     }
 
-    /// Tries them again.
+    /// Tries the reads again whose time for that has come.
     pub(in crate::client) fn follow(&mut self, now: Time) {
         self.now = now;
         for space in self.spaces.indices() {
@@ -222,7 +222,7 @@ impl Client {
         }
     }
 
-    /// A copy answered.
+    /// A copy has answered a read of a page that another client writes.
     pub(in crate::client) fn follow_answered(
         &mut self,
         exchange: &Exchange,

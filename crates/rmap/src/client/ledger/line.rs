@@ -1,7 +1,7 @@
-//! Slabs whose part of the ledger is to be read or written, in line.
+//! The slabs whose part of the ledger is to be read or written, in a line.
 //!
-//! Those whose page of the ledger nobody answers for now stand at the end, and are passed over until that may have changed: one
-//! silent server holds up what is at it, and nothing else.
+//! A slab whose page of the ledger nobody answers for now goes to the end of the line. It is passed over until that may have
+//! changed. So one silent server holds up only what is at it.
 
 use std::collections::VecDeque;
 
@@ -67,7 +67,7 @@ impl Line {
         }
     }
 
-    /// That one waits.
+    /// The first one waits for a server from now on, and stands at the end.
     pub fn put_off(&mut self) {
         if self.first().is_some() {
             self.all.rotate_left(1);

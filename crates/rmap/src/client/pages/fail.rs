@@ -1,4 +1,4 @@
-//! Operations that end without being done.
+//! Ends operations that cannot be done, with the reason.
 
 use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::ops::{Kind, Operation, Stage};

@@ -1,19 +1,22 @@
-//! Parity of what is cold, in a space that is still written: its owner makes it for groups that were not written to for
-//! [`ClientConfig::parity_after`](super::super::ClientConfig::parity_after), if that is asked for, and has it leave before the
-//! next write (`dissolve.rs`).
+//! Parity of what is cold, in a space that is still written.
+//!
+//! If [`ClientConfig::parity_after`](super::super::ClientConfig::parity_after) is set, the owner makes parity for groups that
+//! were not written to for that long. It has the parity leave before the next write (`dissolve.rs`).
 //!
 //! The order is a keeper's: versions in the ledger, at both copies -> parity granted and filled -> parity in the map -> members
 //! drop what they have beyond one copy. Until the map is asked, a write or trim to the group ends the making at once. From then
-//! on the group is *frozen*, for this owner and for each that follows: nothing is written to it until a map without its
-//! parity was confirmed. So what the ledger and the parity say of a group is right as long as the map says that it has
-//! parity, and counts for nothing otherwise: a later making writes all of the ledger's pages again.
+//! on the group is *frozen*, for this owner and for each that follows: nothing is written to it until a map without its parity
+//! was confirmed. So what the ledger and the parity say of a group is right as long as the map says that it has parity. Otherwise
+//! it counts for nothing: a later making writes all of the ledger's pages again.
 //!
-//! Each making begins a new *life* of the parity slab, as giving a slab back does (`../discard.rs`): its epoch is taken
-//! when the one before it ends, and a place of parity has the greatest of its members' versions or the epoch, whichever
-//! is greater. So what was on its way to an earlier life is not stored in this one, even where a page was trimmed
-//! since, or a slab given back, and the greatest version of today is less than that of then. Others than this owner do
-//! not know its epochs. They need not: they take parity in any version that is not less than its members', and a new
-//! owner has no earlier lives to fear, as servers that have granted it anything refuse what earlier owners sent.
+//! Each making begins a new *life* of the parity slab, as giving a slab back does (`../discard.rs`). The epoch of a life is taken
+//! when the life before it ends. A place of parity has the greatest of its members' versions, or the epoch if that is greater. So
+//! what was on its way to an earlier life is not stored in this one. That holds even if a page was trimmed since, or a slab given
+//! back, and the greatest version of today is less than that of then.
+//!
+//! Others than this owner do not know its epochs. They need not know them, because they take parity in any version that is not
+//! less than its members'. A new owner has no earlier lives to fear either, because servers that have granted it anything refuse
+//! what earlier owners sent.
 
 use std::time::Duration;
 
@@ -35,7 +38,7 @@ pub const HELD_MIN: usize = 2;
 pub enum Course {
     #[default]
     Still,
-    /// Makes its parity.
+    /// The parity of the group is being made.
     Making,
     /// Has its parity leave, as soon as its slabs have the copies that they need without it.
     Dissolving,

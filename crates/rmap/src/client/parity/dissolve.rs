@@ -1,19 +1,19 @@
-//! Before a group with parity is written to, its parity has to go: an owner's part.
+//! Before a group with parity is written to, its parity has to go. This is an owner's part of that.
 //!
-//! From when the map is asked to have its parity until the map says that it has none, a group is frozen. A write or trim to it
-//! waits, and has it *dissolved*: what is gone of it is made anew -> each slab gets its second copy again -> all of these are in
-//! the map -> the parity's entry leaves the map -> that is confirmed -> what waited goes on, and the parity slab goes back to
-//! its server. Nothing is written before that: whoever takes the space over in between finds a group with parity, and
-//! all that the ledger says of it is right.
+//! A group is frozen from when the map is asked to have its parity until the map says that it has none. A write or trim to it
+//! waits, and has the group *dissolved*. The order: what is gone of it is made anew -> each slab gets its second copy again ->
+//! all of these are in the map -> the parity's entry leaves the map -> that is confirmed -> what waited goes on, and the parity
+//! slab goes back to its server. Nothing is written before that. So whoever takes the space over in between finds a group with
+//! parity, and all that the ledger says of it is right.
 //!
-//! From then on each slab depends on its own copies. So before the map is asked, a server with a copy of each has to answer: one that
-//! was last heard of a while ago may have died since, and what it had is in the parity alone.
+//! From then on each slab depends on its own copies. So before the map is asked, a server with a copy of each slab has to answer.
+//! One that was last heard of a while ago may have died since, and what it had is in the parity alone.
 //!
-//! A slab for whose second copy no server has room goes on with one, as every slab does. One that is gone and cannot be made anew
-//! keeps its group from being dissolved, whether there is no room or a page that it would be made from is damaged: writes to the
-//! group are declined, as those to a new slab are where no server takes it.
+//! A slab for whose second copy no server has room goes on with one, as every slab does. A slab that is gone may not be possible
+//! to make anew, because there is no room or because a page that it would be made from is damaged. It keeps its group from being
+//! dissolved. Writes to the group are declined then, as those to a new slab are where no server takes it.
 //!
-//! A group of which two slabs are lost, or whose versions are, is of no use any more, and is dissolved without a write.
+//! A group of which two slabs are lost, or whose versions are, is of no use any more. It is dissolved without a write.
 
 use super::super::ops::{Operation, Stage};
 use super::super::peer::PeerSet;

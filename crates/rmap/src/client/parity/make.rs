@@ -16,7 +16,7 @@ use crate::client::vacate::MAP_SILENT;
 use crate::units::{SlabNo, Time};
 
 impl Client {
-    /// Another [`ClientConfig::parity_after`](crate::client::ClientConfig::parity_after).
+    /// Replaces [`ClientConfig::parity_after`](crate::client::ClientConfig::parity_after) from now on.
     pub fn set_parity_after(&mut self, after: Option<Duration>) {
         self.config.parity_after = after;
         self.parity.cold.reset();

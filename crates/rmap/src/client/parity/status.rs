@@ -1,4 +1,4 @@
-//! What a map says of a space, for those who only look.
+//! What a map says of the slabs of a space, for callers that only look at the map.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ pub enum SlabStatus {
     Whole,
     /// It has fewer copies than it should, or its group lacks a slab, which is read by the others and may be made anew.
     Short,
-    /// It is gone.
+    /// The map says that its pages are gone for good.
     Lost,
 }
 

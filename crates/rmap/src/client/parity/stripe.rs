@@ -1,8 +1,9 @@
-//! What one page of a group is, from that page of all others: a *stripe* is read, still sealed, and put together by XOR.
+//! A *stripe* is the page at one place of every slab of a group. It is read, still sealed, and what is missing of it is put
+//! together by XOR.
 //!
-//! Members are opened as they come, and what a member's page comes to is opened before it counts: nothing that a server made
-//! up gets through, or into another slab. A bounded number of stripes is under way; room for their pages is allocated at the
-//! start. Others wait for their turn. [`Stripes`] owns all of that; `assemble.rs` asks for pages and hands over what comes.
+//! Members are opened as they come, and what a member's page comes to is opened before it counts. So nothing that a server made
+//! up gets through, or into another slab. A bounded number of stripes is under way, and room for their pages is allocated at the
+//! start. Others wait for their turn. [`Stripes`] owns all of that. `assemble.rs` asks for pages and hands over what comes.
 
 use std::collections::VecDeque;
 
@@ -74,7 +75,7 @@ impl Stripes {
         self.jobs.iter().all(Option::is_none) && self.waiting.is_empty()
     }
 
-    /// Those of reads.
+    /// The stripes that reads may use; those of copies come before them.
     pub fn of_reads(&self) -> impl Iterator<Item = StripeIndex> + use<> {
         self.jobs.indices().skip(COPIES_MAX)
     }

@@ -1,4 +1,4 @@
-//! Sets of servers.
+//! Sets of servers, of which a client knows at most 64.
 
 use crate::client::index::PeerIndex;
 

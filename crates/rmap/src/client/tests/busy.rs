@@ -23,7 +23,7 @@ const OTHER: usize = 98;
 
 /// Another client of the servers, which asks more of them than they can answer at once.
 struct Crowd {
-    /// With each server.
+    /// The session with each server, by the server's index.
     sessions: Vec<Session>,
 }
 

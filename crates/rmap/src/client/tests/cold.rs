@@ -120,7 +120,7 @@ fn what_is_cold_has_parity_instead_of_second_copies() {
     assert!(pool.client.is_idle() && pool.client.is_even(pool.space));
     assert_right(&mut pool, &[]);
     assert_eq!(pool.client.stats().degraded, 0);
-    // It stays so.
+    // Time alone changes nothing about it.
     pool.pass(LONG);
     assert_eq!((lent(&pool), pool.client.stats().groups_made), (10, 2));
 }

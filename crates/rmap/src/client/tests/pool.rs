@@ -43,7 +43,7 @@ pub struct Pool {
     pub at: Vec<SocketAddr>,
     /// Who sent something to whom, of the servers.
     pub sent_to_servers: Vec<(usize, usize)>,
-    /// Hears nothing.
+    /// Servers, by their index, that no datagram reaches.
     pub deaf: Vec<usize>,
     /// What is longer gets lost.
     pub longest: usize,

@@ -228,7 +228,7 @@ impl Client {
             Role::Grant if self.has(Fault::EpochsAtGrants) => &version.bits().to_le_bytes(),
             Role::Grant => &self.spaces[space].slabs[self.slab_of(page)?].epoch.bits().to_le_bytes(),
             Role::Admit { source: Some(source) } => &self.peers[source].info().key.0,
-            // Nobody.
+            // Zeros stand for nobody: the server takes its ticket back.
             Role::Admit { source: None } => &[0; KEY_SIZE],
             _ => {
                 let slab = self.slab_of(page)?;

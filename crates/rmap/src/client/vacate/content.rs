@@ -7,7 +7,7 @@ use crate::units::{Time, Version};
 /// What an owner counts of one of its slabs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Content {
-    /// Pages with content.
+    /// Number of pages that have content.
     pages: usize,
     empty_since: Time,
     /// It is in the queue of slabs that are looked at because they were empty.
@@ -15,7 +15,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Counts anew.
+    /// Counts the pages with content anew, from all versions of the slab.
     pub fn count(&mut self, versions: &[Version]) {
         self.pages = versions.iter().filter(|version| version.has_content()).count();
     }

@@ -17,7 +17,7 @@ use super::moving::{begin, end, move_of, settled};
 use super::network::Way;
 use super::{GIVEN_UP, etcd};
 
-/// What is promised.
+/// The promise of `docs/move-failures.md`: etcd decides within this time.
 const DECIDES_WITHIN: Duration = Duration::from_secs(10);
 /// A source asks for the VM 5 s after its grant.
 const PAST_TAKE_BACK: Duration = Duration::from_secs(7);
@@ -177,7 +177,7 @@ fn a_destination_that_asks_is_killed() -> Result<()> {
         scene.etcd()?.signal(Signal::CONT)?;
         to.daemon.start_again()?;
         cut.since = Instant::now();
-        // Whoever is first.
+        // Either host may have been the first at the arbiter.
         let at = decided(scene, &mut cut)?;
         heals(scene, cut, Way::Both, at)
     })

@@ -51,7 +51,7 @@ pub enum Moment {
     Settling,
 }
 
-/// Which host.
+/// Which of the two hosts a fault concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Source,
@@ -119,7 +119,7 @@ pub struct Scene {
     etcd: Option<Etcd>,
     guest: Rc<Guest>,
     disks: [Rc<LoopFs>; 2],
-    /// The guest's disk.
+    /// The file that is the guest's disk.
     blocks: PathBuf,
     /// The host that has it.
     pub at: usize,

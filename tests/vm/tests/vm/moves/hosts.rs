@@ -34,7 +34,7 @@ pub struct Place {
 /// One of the two.
 pub struct Host {
     pub name: &'static str,
-    /// Of all.
+    /// Its place among the hosts, from which its address comes.
     pub index: usize,
     pub daemon: Rc<Daemon>,
     /// Its directory of VMs' files, as the test sees it.

@@ -10,7 +10,7 @@ use super::hosts::{Hosts, text};
 use super::moving::settled;
 use super::{DOWNTIME, options, power_off};
 
-/// Who is killed.
+/// Whose daemon is killed in the middle of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {
     Source,

@@ -1,6 +1,6 @@
 //! What goes wrong, at every moment of a move: exactly one host runs the VM afterwards, with all of its memory and its disk.
 //!
-//! `docs/protocol/move.md` has what each failure leads to. Each test drives its cases in one guest, from wherever it is.
+//! `docs/protocol/move-owner.md` has what each failure leads to. Each test drives its cases in one guest, from wherever it is.
 
 use std::time::Duration;
 
