@@ -201,9 +201,8 @@ impl Engine {
                 }
                 Heard::Foreign { reason: ForeignReason::RamFdLent } => {
                     self.link.calls.begin(id);
-                    // Frames of a share group, and what is borrowed of a snapshot, are mapped in the VMM alone.
-                    let is_all_in_file = self.paging.frames().is_none() && !self.paging.may_borrow();
-                    let is_known = !self.link.mappers.is_empty() && is_all_in_file;
+                    // What is borrowed of a snapshot is mapped in the VMM alone.
+                    let is_known = !self.link.mappers.is_empty() && !self.paging.may_borrow();
                     self.link.calls.answer_lend(id, is_known);
                 }
                 Heard::Foreign { reason } => {

@@ -22,6 +22,7 @@ use serde::Deserialize;
 
 use super::{ENV_ATTACH, ENV_TOKEN as ENV_VM_TOKEN};
 use crate::cli::OutboxOptions;
+use crate::qemu_args::OUTBOX_CHARDEV;
 use crate::server::find_beside_us;
 
 const PROGRAM: &str = "pagoda-outbox";
@@ -34,8 +35,6 @@ const ENV_MAPPER_TOKEN: &str = "PAGODA_MAPPER_TOKEN";
 pub const ENV_LENDS_TO: &str = "PAGODA_LENDS_TO";
 /// The guest mounts it by this name (`mount -t virtiofs outbox DIR`).
 const TAG: &str = "outbox";
-/// Id of the device's connection. Users' own ids rarely begin like this, and QEMU refuses one that is taken.
-const CHARDEV: &str = "pagoda-outbox";
 const TOKEN_BYTES: usize = 24;
 const TOKEN_CHARACTERS_MIN: usize = 16;
 const TOKEN_CHARACTERS_MAX: u64 = 4096;
@@ -92,9 +91,9 @@ impl Outbox {
         let fd = self.vmm.as_raw_fd();
         [
             "-chardev".into(),
-            format!("socket,id={CHARDEV},fd={fd}"),
+            format!("socket,id={OUTBOX_CHARDEV},fd={fd}"),
             "-device".into(),
-            format!("vhost-user-fs-pci,chardev={CHARDEV},tag={TAG},queue-size=1024"),
+            format!("vhost-user-fs-pci,chardev={OUTBOX_CHARDEV},tag={TAG},queue-size=1024"),
         ]
     }
 

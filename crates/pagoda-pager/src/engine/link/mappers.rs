@@ -149,12 +149,13 @@ impl MapperLinks {
     pub fn greet(&mut self, ring: &mut Ring, slot: usize) -> Result<(Packet, Vec<OwnedFd>), String> {
         let Some(link) = self.find(slot) else { return Err("it is not known".into()) };
         let connection = Connection::connect_at_once(&link.socket).map_err(|error| error.to_string())?;
-        connection.set_patience(Some(GREET_MAX)).map_err(|error| error.to_string())?;
+        let wait = connection.set_nonblocking(false).and_then(|()| connection.set_patience(Some(GREET_MAX)));
+        wait.map_err(|error| error.to_string())?;
         let received = connection.recv().map_err(|error| error.to_string())?;
         let Received::Message { packet, fds } = received else {
             return Err(format!("process {} does not say what it maps", link.pid));
         };
-        connection.set_patience(None).map_err(|error| error.to_string())?;
+        connection.set_nonblocking(true).map_err(|error| error.to_string())?;
         link.generation = (link.generation + 1) & GENERATION_MASK;
         let polled = ring.poll_multishot(connection.as_fd(), source(slot, link.generation).key());
         polled.map_err(|error| error.to_string())?;
