@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::{OutboxInfo, OutboxList, OutboxState};
+use pagoda_api::{OutboxInfo, OutboxList, OutboxState, VmInfo};
 use rustix::process::{Pid, Signal, kill_process};
 use vm_tests::control::Control;
 use vm_tests::daemon::DaemonOptions;
@@ -263,7 +263,7 @@ fn paged(qemu: Qemu) -> Result<()> {
         ensure!(client.wait()?.success(), "curl failed");
         ensure!(digest_of("cat", &file)? == expected, "wrong bytes arrived");
         let after = is_paged("after it was sent")?;
-        let counts = |vm: &pagoda_api::VmInfo, name: &str| vm.counters.get(name).copied().unwrap_or(0);
+        let counts = |vm: &VmInfo, name: &str| vm.counters.get(name).copied().unwrap_or(0);
         ensure!(counts(&after, "pages_in") > 0, "nothing came back: {:?}", after.counters);
         ensure!(guest_digest(&mut control, INPUT)? == expected, "the guest's own memory is wrong");
 
@@ -431,7 +431,7 @@ fn resized(qemu: Qemu) -> Result<()> {
         arrived("d", site.get("d", &[])?.0, expected.split(' ').next().unwrap_or_default())?;
         ensure!(charged()? == 4 * MIB, "its charge is not its space");
 
-        // Its process is killed. Nobody can mount it again, and the VM's memory is paged in as before.
+        // Its process is killed. Nobody can mount it again, and the VM is paged as before.
         let pid = after.pid.and_then(|pid| Pid::from_raw(pid.cast_signed())).context("no process")?;
         kill_process(pid, Signal::KILL).context("kill the outbox")?;
         wait::until("the end of its charge", wait::HANG, || Ok((charged()? == 0).then_some(())))?;
@@ -439,10 +439,11 @@ fn resized(qemu: Qemu) -> Result<()> {
         let [ended] = &list.outboxes[..] else { anyhow::bail!("{list:#?}") };
         ensure!((ended.state, ended.charged_bytes, ended.pid) == (OutboxState::Ended, 0, None), "{ended:#?}");
         refused(&daemon, &["outbox", "set", "web1", "--space", "8M"], 1, "has ended")?;
-        let resident = daemon.vm("web1")?.resident_bytes;
+        let faults = |vm: VmInfo| vm.counters.get("messages").copied().unwrap_or(0);
+        let before = faults(daemon.vm("web1")?);
         control.sh("dd if=/dev/urandom of=/tmp/more bs=1M count=48 2>/dev/null")?;
         let more = guest_digest(&mut control, "/tmp/more")?;
-        ensure!(daemon.vm("web1")?.resident_bytes > resident, "no page came since");
+        ensure!(faults(daemon.vm("web1")?) > before, "no page came since");
         ensure!(guest_digest(&mut control, "/tmp/more")? == more && guest_digest(&mut control, INPUT)? == whole);
         guest.kill9()?;
         daemon.wait_gone("web1")?;
