@@ -44,7 +44,6 @@
 //! elsewhere. An unarmed VM is all in its RAM files, and the shim punches by itself ([`Shared::punch_alone`]): to ask costs
 //! a wake-up for each page of a balloon. Before the daemon looks at RAM it takes that back ([`Shared::take_punches`]) and
 //! waits for the punches under way. One it did not wait for long enough is repeated by way of the daemon.
-
 //!
 //! # Mappers
 //!
@@ -150,7 +149,10 @@ impl Shared {
             return 0;
         }
         let used = (self.slots_used.load(Ordering::SeqCst) as usize).min(IO_SLOTS);
-        let oldest = self.io[..used].iter().map(|slot| slot.load(Ordering::SeqCst)).filter(|epoch| *epoch != 0).min();
+        let is_there = |index: &usize| self.mappers[*index].pid.load(Ordering::SeqCst) != 0;
+        let of_mappers = (0..MAPPERS_MAX).filter(is_there).flat_map(|index| &self.io[mapper_io_slots(index)]);
+        let all = self.io[..used].iter().chain(of_mappers);
+        let oldest = all.map(|slot| slot.load(Ordering::SeqCst)).filter(|epoch| *epoch != 0).min();
         oldest.unwrap_or(u64::MAX)
     }
 
@@ -164,8 +166,10 @@ impl Shared {
     pub fn start_io_in(&self, slots: Range<usize>, hint: usize) -> Option<usize> {
         for probe in 0..slots.len() {
             let index = slots.start + (hint + probe) % slots.len();
-            // The slot must be inside the scanned part before it holds an epoch.
-            self.slots_used.fetch_max(index as u64 + 1, Ordering::SeqCst);
+            // The slot must be inside the scanned part before it holds an epoch. Those of mappers are looked at while there are any.
+            if VMM_IO_SLOTS.contains(&index) {
+                self.slots_used.fetch_max(index as u64 + 1, Ordering::SeqCst);
+            }
             let epoch = self.epoch.load(Ordering::SeqCst);
             if self.io[index].compare_exchange(0, epoch, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 std::sync::atomic::fence(Ordering::SeqCst);

@@ -55,7 +55,10 @@ pub struct Config {
 
 static NAME: OnceLock<Name> = OnceLock::new();
 static ROLE: OnceLock<Role> = OnceLock::new();
-static LENDS_TO: OnceLock<&'static [u8]> = OnceLock::new();
+/// A copy: the program may change its environment.
+static LENDS_TO: OnceLock<([u8; LENDS_TO_MAX], usize)> = OnceLock::new();
+/// A path of a socket has at most so many bytes, and an at sign may stand for the first.
+const LENDS_TO_MAX: usize = 108;
 static CONFIG: OnceLock<Config> = OnceLock::new();
 
 /// The VM that `pagoda run` started this process for.
@@ -75,7 +78,7 @@ pub fn role() -> Role {
 
 /// The address of the socket on whose connections this VMM lends RAM to a mapper, as getpeername(2) gives it.
 pub fn lends_to() -> Option<&'static [u8]> {
-    LENDS_TO.get().copied()
+    LENDS_TO.get().map(|(bytes, len)| &bytes[..*len])
 }
 
 /// This process has its RAM.
@@ -115,7 +118,12 @@ pub fn load() {
     let _ = NAME.set(Name { token, address });
     let _ = ROLE.set(role);
     if let Some(socket) = env(c"PAGODA_LENDS_TO") {
-        let _ = LENDS_TO.set(socket.to_bytes());
+        let socket = socket.to_bytes();
+        let mut copy = [0; LENDS_TO_MAX];
+        if let Some(room) = copy.get_mut(..socket.len()) {
+            room.copy_from_slice(socket);
+            let _ = LENDS_TO.set((copy, socket.len()));
+        }
     }
 }
 

@@ -96,7 +96,9 @@ pub fn begin(name: &'static Name) {
         kept
     };
     let uffd = attach::make_uffd(device).unwrap_or_else(|| attach::no_permission());
-    let own = Own { link: duplicate(uffd).unwrap_or_else(no_descriptor), uffd: keep(uffd), listener: keep(listener) };
+    // Any descriptor of ours keeps the number until there is a connection.
+    let own =
+        Own { link: duplicate(listener).unwrap_or_else(no_descriptor), uffd: keep(uffd), listener: keep(listener) };
     if let Some(device) = device {
         link::close(device);
     }
@@ -244,16 +246,16 @@ extern "C" fn main(_: *mut c_void) -> *mut c_void {
 
 /// Answers the daemon until the connection breaks.
 fn serve(own: &Own, came: c_int) -> Result<std::convert::Infallible, Broken> {
-    let greeted = greet(own, came);
-    if greeted.is_ok() {
+    let greeted = greet(own, came).and_then(|said| {
         // SAFETY: both are fds of ours; dup3(2) replaces the connection before in one step, so a thread that says something on it
         // never meets a closed or a strange fd.
-        unsafe { libc::dup3(came, own.link, libc::O_CLOEXEC) };
-    }
+        let replaced = unsafe { libc::dup3(came, own.link, libc::O_CLOEXEC) };
+        if replaced < 0 { Err(Broken::Gone) } else { Ok(said) }
+    });
     link::close(came);
-    greeted?;
+    let said = greeted?;
     foreign::connected(own.link);
-    repeat_questions();
+    catch_up(&said);
     loop {
         let answer = match link::receive_plain(own.link)? {
             Packet::Zap { seq, ranges } => {
@@ -274,8 +276,8 @@ fn serve(own: &Own, came: c_int) -> Result<std::convert::Infallible, Broken> {
     }
 }
 
-/// Says what is mapped. All of that is granted when the daemon welcomes it.
-fn greet(own: &Own, link: c_int) -> Result<(), Broken> {
+/// Says what is mapped. All of that is granted when the daemon welcomes it. What was said.
+fn greet(own: &Own, link: c_int) -> Result<Maps, Broken> {
     let mut maps = Maps::default();
     let newest = {
         let table = table();
@@ -290,15 +292,23 @@ fn greet(own: &Own, link: c_int) -> Result<(), Broken> {
     match receive_patiently(link)?.0 {
         Packet::Welcome { .. } => {
             answered(|state| matches!(state, State::Asked(seq) if seq <= newest).then_some(0));
-            Ok(())
+            Ok(maps)
         }
         _ => Err(Broken::Nonsense(pagoda_abi::attach::DecodeError::Value)),
     }
 }
 
-/// Asks again for what was asked on a connection that is gone.
-fn repeat_questions() {
-    for entry in table().entries.iter().flatten() {
+/// Says again what was said on a connection that is gone: questions, and that mappings have ended which this daemon was told of.
+fn catch_up(said: &Maps) {
+    let mut table = table();
+    for map in said.as_slice() {
+        if !table.entries.iter().flatten().any(|entry| entry.map == *map) {
+            table.seq += 1;
+            let seq = table.seq;
+            foreign::say(&Packet::Unmap { seq, map: *map });
+        }
+    }
+    for entry in table.entries.iter().flatten() {
         if let State::Asked(seq) = entry.state {
             foreign::say(&Packet::Map { seq, map: entry.map });
         }
@@ -315,6 +325,39 @@ fn answered(errno_of: impl Fn(State) -> Option<u32>) {
         }
     }
     ANSWERED.notify_all();
+}
+
+/// Lets go of all RAM, for a program that has no more use for what is there: from now on its mappings are memory of its own, which is
+/// zero. Threads that wait for pages of a VM that has ended, and that nobody answers any more, go on by that.
+fn release() {
+    let Some(own) = OWN.get() else { return };
+    let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+    for index in 0..MAPS_MAX {
+        let Some((addr, len)) = ram::mapping(index) else { continue };
+        let (protection, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+        );
+        // SAFETY: a mapping of RAM, known to be one until `forget`; its program keeps the addresses, and finds memory there.
+        let replace = || unsafe { real::mmap(addr as *mut c_void, len, protection, flags, -1, 0) };
+        if ram::forget(addr, len, replace) == libc::MAP_FAILED {
+            give_up(format_args!("RAM could not be let go of"));
+        }
+        tell_unmapped(index);
+        let mut range = [addr as u64, len as u64];
+        // SAFETY: UFFDIO_WAKE reads a `struct uffdio_range`, two words that live through the call. Who waits in the range began before
+        // the mapping was replaced, so its wake-up is not missed.
+        unsafe { real::ioctl(own.uffd, UFFDIO_WAKE, range.as_mut_ptr().cast()) };
+    }
+}
+
+/// `UFFDIO_WAKE` of `linux/userfaultfd.h`: `_IOR(0xAA, 2, struct uffdio_range)`.
+const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
+
+/// What a program that is a mapper may call (`pagoda_sys::mapper`).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn pagoda_mapper_release() {
+    release();
 }
 
 /// RAM would go on to a third process.

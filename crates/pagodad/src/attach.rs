@@ -309,6 +309,7 @@ fn attach(
     let template = prepared.and_then(|of| of.template);
     let loan = borrowed(registry, &record, &mut kept, template, space.chunks(), pid)?;
     let borrows = loan.is_some();
+    let inode = space.regions().next().map_or(0, |(_, region)| region.ram.inode().1);
     let inodes = space.regions().map(|(_, region)| region.ram.inode()).collect();
     let (handle, inbox) = channel_pair()?;
     let handle = Arc::new(handle);
@@ -324,7 +325,8 @@ fn attach(
     // Before its engine starts, for then pages change.
     let image = if taken_over { snapshots::unfilled(registry, &record, &shared) } else { None };
     let holds_image = image.is_some();
-    let mappers = mappers::known(&shared, &registry.config.state_dir)?;
+    let mappers = mappers::known(&shared, &registry.config.state_dir, inode)?;
+    let met: Vec<usize> = mappers.iter().map(|mapper| mapper.slot).collect();
     let parts = Parts {
         name: name.clone(),
         space,
@@ -348,7 +350,7 @@ fn attach(
         loan,
         mappers,
     };
-    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing, borrows, holds_image, view };
+    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing, borrows, holds_image, view, met };
     start_engine(registry, made)?;
     tracing::info!(vm = %name, pid, taken_over, "attached");
     if let Err(error) = registry.crashes.remove(&name) {
@@ -401,11 +403,13 @@ struct Made {
     holds_image: bool,
     /// Another view of what the VMM keeps.
     view: SharedMap,
+    /// Slots of the mappers that the engine begins with.
+    met: Vec<usize>,
 }
 
 /// Starts the engine, and enters it in the registry, in one step that nobody sees a part of.
 fn start_engine(registry: &Registry, made: Made) -> Result<()> {
-    let Made { id, parts, handle, inbox, inodes, pid, sharing, borrows, holds_image, view } = made;
+    let Made { id, parts, handle, inbox, inodes, pid, sharing, borrows, holds_image, view, met } = made;
     let (name, limit) = (parts.name.clone(), parts.limit);
     let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| {
         ensure!(vm.handle.is_none(), "{name} is being attached by another connection");
@@ -418,6 +422,13 @@ fn start_engine(registry: &Registry, made: Made) -> Result<()> {
     let begin = |vm: &mut Vm, written: Result<()>| {
         written.context("write the VM's record")?;
         let token = vm.record.token;
+        // Those that have come since. From here on the engine hears of each.
+        let inode = inodes.first().map_or(0, |(_, inode)| *inode);
+        for new in mappers::known(&view, &registry.config.state_dir, inode)? {
+            if !met.contains(&new.slot) {
+                handle.send(Command::Mapper(new));
+            }
+        }
         vm.inodes = inodes;
         (vm.shared, vm.to_be_shared) = (Some(view), None);
         (vm.stalled, vm.refused) = (None, None);

@@ -20,9 +20,10 @@ pub fn dir(state_dir: &Path) -> PathBuf {
     state_dir.join("mappers")
 }
 
-/// The socket of a mapper, by its process, of which there is one.
-pub fn socket_path(state_dir: &Path, pid: u32, start: u64) -> PathBuf {
-    dir(state_dir).join(format!("{pid}-{start}"))
+/// The socket of a mapper, by its process, of which there is one, and by the VM's first RAM file, of which the daemon knows whose it
+/// is. What a VM writes into its shared memory so leads to no other VM's mapper.
+pub fn socket_path(state_dir: &Path, inode: u64, pid: u32, start: u64) -> PathBuf {
+    dir(state_dir).join(format!("{inode}-{pid}-{start}"))
 }
 
 /// Makes the directory, for its owner alone, without the sockets of processes that have ended.
@@ -45,7 +46,8 @@ pub fn make_dir(state_dir: &Path) -> Result<()> {
 
 /// Whose socket this is.
 fn process_of(path: &Path) -> Option<(u32, u64)> {
-    let (pid, start) = path.file_name()?.to_str()?.split_once('-')?;
+    let (_, process) = path.file_name()?.to_str()?.split_once('-')?;
+    let (pid, start) = process.split_once('-')?;
     Some((pid.parse().ok()?, start.parse().ok()?))
 }
 
@@ -53,12 +55,12 @@ fn process_of(path: &Path) -> Option<(u32, u64)> {
 ///
 /// # Errors
 /// One that may run cannot be watched.
-pub fn known(shared: &Shared, state_dir: &Path) -> Result<Vec<NewMapper>> {
+pub fn known(shared: &Shared, state_dir: &Path, inode: u64) -> Result<Vec<NewMapper>> {
     let mut running = Vec::new();
     for (slot, pid, start, has_maps) in shared.known_mappers().collect::<Vec<_>>() {
         match watch(pid, start).with_context(|| format!("watch process {pid}, which maps its memory"))? {
             Some(pidfd) => {
-                let socket = socket_path(state_dir, pid, start);
+                let socket = socket_path(state_dir, inode, pid, start);
                 running.push(NewMapper { slot, pid, pidfd, socket, has_maps });
             }
             None => shared.remove_mapper(slot),
@@ -96,7 +98,7 @@ mod tests {
         make_dir(&state).unwrap();
         let own = std::process::id();
         let start = process::start_time(own).unwrap();
-        let (running, ended) = (socket_path(&state, own, start), socket_path(&state, own, start + 1));
+        let (running, ended) = (socket_path(&state, 5, own, start), socket_path(&state, 5, own, start + 1));
         let other = dir(&state).join("other");
         [&running, &ended, &other].map(|path| std::fs::write(path, "").unwrap());
         assert_eq!(process_of(&running), Some((own, start)));

@@ -1,7 +1,7 @@
 //! Processes that map the VM's memory beside its VMM: they come, fault, unmap what is to leave, and go.
 
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::{LentMap, Packet};
 use pagoda_core::fault::{Access, Event, FaultKind};
@@ -10,10 +10,13 @@ use pagoda_sys::Errno;
 use pagoda_sys::uffd::{Fault, Uffd};
 
 use super::link::agent::Asked;
-use super::link::mappers::Zapped;
+use super::link::mappers::{GREET_MAX, Zapped};
 use super::slowing::Faulted;
 use super::{Engine, EngineError, FAULTS_MAX};
 use crate::mapper::{Mapped, NewMapper};
+
+/// Before a mapper is asked again what it maps.
+const GREET_PAUSE: Duration = Duration::from_millis(20);
 
 impl Engine {
     /// Takes in a mapper. Until it has said what it maps, nothing leaves that it may have mapped before.
@@ -31,26 +34,41 @@ impl Engine {
     }
 
     /// Takes in the mappers of a VM that an earlier daemon served: before its memory is registered, all have said what they map.
-    pub(super) fn meet_mappers(&mut self, known: Vec<NewMapper>) -> Result<(), EngineError> {
+    pub(super) fn meet_mappers(&mut self, known: Vec<NewMapper>, is_taken_over: bool) -> Result<(), EngineError> {
+        if is_taken_over {
+            self.paging.mappers().assume_armed();
+        }
         for new in known {
             let (slot, has_maps) = (new.slot, new.has_maps);
             self.paging.mappers().add(slot, has_maps);
             self.link.mappers.add(&mut self.ring, new)?;
-            if !has_maps {
-                continue;
+            if has_maps {
+                self.meet(slot)?;
             }
-            let greeted = self.link.mappers.greet(&mut self.ring, slot);
+        }
+        Ok(())
+    }
+
+    /// Asks again while its program changes what it maps: a mapping that it has said may have ended since.
+    fn meet(&mut self, slot: usize) -> Result<(), EngineError> {
+        let deadline = Instant::now() + GREET_MAX;
+        loop {
+            let greeted = self.link.mappers.greet(&mut self.ring, slot, deadline);
             let taken = greeted.and_then(|(packet, fds)| match packet {
                 Packet::Maps { maps, .. } => self.take_maps(slot, maps.as_slice(), fds),
                 other => Err(format!("it says {other:?}")),
             });
-            match taken {
-                Ok(()) => {}
-                Err(_) if self.link.mappers.has_ended(&mut self.ring, slot) => self.paging.forget_mapper(slot),
-                Err(why) => return Err(EngineError::Mapper(why)),
+            let Err(why) = taken else { return Ok(()) };
+            if self.link.mappers.has_ended(&mut self.ring, slot) {
+                self.paging.forget_mapper(&mut self.ring, slot);
+                return Ok(());
             }
+            self.link.mappers.disconnect(&mut self.ring, slot);
+            if Instant::now() >= deadline {
+                return Err(EngineError::Mapper(why));
+            }
+            std::thread::sleep(GREET_PAUSE);
         }
-        Ok(())
     }
 
     pub(super) fn receive_from_mapper(&mut self, slot: usize, generation: u32, more: bool) {
@@ -83,12 +101,15 @@ impl Engine {
             }
             Packet::Unmap { map, .. } if is_greeted => self.paging.mappers().unmapped(slot, map.addr),
             Packet::Zapped { seq, epoch, errno } if is_greeted => {
-                if let Some(zapped) = self.link.mappers.complete(seq, epoch, errno) {
+                if let Some(zapped) = self.link.mappers.complete(slot, seq, epoch, errno) {
                     self.zapped(zapped);
                     self.zap_mappers();
                 }
             }
-            Packet::Clocked { .. } => self.apply(Event::Tick),
+            Packet::Clocked { .. } => {
+                self.link.mappers.complete_clock(slot);
+                self.apply(Event::Tick);
+            }
             Packet::Foreign { reason } => self.pin_for(reason),
             other => {
                 tracing::warn!(vm = %self.name, ?other, "a mapper said something it should not");
@@ -121,7 +142,7 @@ impl Engine {
     /// A mapper's pidfd is readable.
     pub(super) fn mapper_exits(&mut self, slot: usize, more: bool) {
         if self.link.mappers.has_ended(&mut self.ring, slot) {
-            self.paging.forget_mapper(slot);
+            self.paging.forget_mapper(&mut self.ring, slot);
             // It has no entries any more: zaps do not wait for it.
             self.link.mappers.restart();
             self.zap_mappers();
@@ -140,7 +161,8 @@ impl Engine {
             for (page, fault) in faults.drain(..) {
                 let access = if fault.write || fault.wp { Access::Write } else { Access::Read };
                 let kind = if fault.wp { FaultKind::WriteProtected } else { FaultKind::Unmapped };
-                self.answer(Faulted { page, access, kind, thread: fault.tid });
+                // The thread is none of the VMM's, whose processors the engine follows.
+                self.answer(Faulted { page, access, kind, thread: 0 });
             }
             match read {
                 Ok(true) => drop(self.ring.submit()),

@@ -156,7 +156,8 @@ impl Paging {
     }
 
     /// A mapper has ended.
-    pub fn forget_mapper(&self, slot: usize) {
+    pub fn forget_mapper(&self, ring: &mut Ring, slot: usize) {
+        let _ = ring.cancel_poll(Source::MapperUffd(slot as u32).key());
         self.mappers().remove(slot);
         self.shared.remove_mapper(slot);
     }

@@ -152,7 +152,7 @@ impl Engine {
             self.connect_agent(agent)?;
         }
         // Before anything is registered.
-        self.meet_mappers(mappers)?;
+        self.meet_mappers(mappers, origin.is_taken_over())?;
         // What was ordered is done by now, or never is: before anything is looked at.
         self.paging.settle_moves()?;
         // Intents first: one of them may stand where the note of a lost image goes.

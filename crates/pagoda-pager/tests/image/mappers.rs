@@ -35,6 +35,7 @@ struct Mapper {
     socket: PathBuf,
     slot: usize,
     guest: Guest,
+    written: Written,
 }
 
 impl Mapper {
@@ -49,12 +50,19 @@ impl Mapper {
         let uffd = uffd::create().unwrap();
         let shared = SharedMap::from_fd(vm.shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let (sender, welcomed) = channel();
+        let ram = vm.ram_file();
+        let written: Written = Arc::new(std::array::from_fn(|_| (0..PAGES).map(|_| AtomicU64::new(0)).collect()));
+        let seen = Arc::clone(&written);
         std::thread::spawn(move || {
+            let mut guests = vec![guest];
             while let Ok(connection) = listener.accept() {
-                answer(&connection, guest, &uffd, &shared, &sender);
+                // What its program has just mapped, and waits for leave to use. Nothing is ever unmapped.
+                let fresh = Guest::map(&RamFile::from_fd(ram.try_clone().unwrap(), PAGES * PAGE_SIZE).unwrap());
+                guests.push(fresh);
+                answer(&connection, &guests, &uffd, &shared, &sender, &seen);
             }
         });
-        (Mapper { process, socket, slot, guest }, welcomed)
+        (Mapper { process, socket, slot, guest, written }, welcomed)
     }
 
     /// What the daemon knows of it.
@@ -71,12 +79,23 @@ impl Mapper {
     }
 }
 
-fn answer(connection: &Connection, guest: Guest, uffd: &OwnedFd, shared: &SharedMap, welcomed: &Sender<()>) {
+fn answer(
+    connection: &Connection,
+    guests: &[Guest],
+    uffd: &OwnedFd,
+    shared: &SharedMap,
+    welcomed: &Sender<()>,
+    written: &Written,
+) {
+    let (guest, fresh) = (guests[0], guests[guests.len() - 1]);
     let mut maps = Maps::default();
     // In two parts, as a guest's memory is around the hole below its first MiB. The second part begins within a chunk.
     for (first, count) in [(0, 160), (160, PAGES - 160)] {
         let (offset, len) = (first * PAGE_SIZE, count * PAGE_SIZE);
         maps.push(LentMap { region: 0, offset, len, addr: guest.at(first) });
+    }
+    for guest in &guests[1..] {
+        maps.push(LentMap { region: 0, offset: 0, len: PAGES * PAGE_SIZE, addr: guest.at(0) });
     }
     if connection.send(&Packet::Maps { pid: 1, maps }, &[uffd.as_fd()]).is_err() {
         return;
@@ -84,11 +103,17 @@ fn answer(connection: &Connection, guest: Guest, uffd: &OwnedFd, shared: &Shared
     while let Ok(Received::Message { packet, .. }) = connection.recv() {
         let answer = match packet {
             Packet::Zap { seq, ranges } => {
-                ranges.as_slice().iter().for_each(|range| guest.zap(range.addr, range.len).unwrap());
+                let zap = |guest: Guest, addr, len| guest.zap(addr, len).is_ok();
+                for range in ranges.as_slice() {
+                    assert!(guests.iter().any(|guest| zap(*guest, range.addr, range.len)), "{range:?}");
+                }
                 Packet::Zapped { seq, epoch: shared.advance(), errno: 0 }
             }
             Packet::Clock { seq } => Packet::Clocked { seq },
             Packet::Welcome { .. } => {
+                // At once: whatever the daemon has still to do, pages that are out must not be zeros.
+                let written = Arc::clone(written);
+                std::thread::spawn(move || look_at_all(fresh, &written));
                 let _ = welcomed.send(());
                 continue;
             }
@@ -96,6 +121,21 @@ fn answer(connection: &Connection, guest: Guest, uffd: &OwnedFd, shared: &Shared
         };
         if connection.send(&answer, &[]).is_err() {
             return;
+        }
+    }
+}
+
+/// Every page is as new as what was written when it is looked at.
+fn look_at_all(guest: Guest, written: &Written) {
+    for page in (0..PAGES - GIVEN_BACK).rev() {
+        for side in 0..2 {
+            let least = written[side][page as usize].load(Ordering::SeqCst);
+            let seen = guest.load(page, WORDS[side]);
+            if seen < least {
+                eprintln!("a new mapping has {seen} in page {page}, and {least} was written");
+                // In a thread that nobody joins.
+                std::process::abort();
+            }
         }
     }
 }
@@ -137,7 +177,7 @@ struct Both {
 
 impl Both {
     fn start(vm: &Vm, mapper: &Mapper, seed: u64) -> Both {
-        let written: Written = Arc::new(std::array::from_fn(|_| (0..PAGES).map(|_| AtomicU64::new(0)).collect()));
+        let written = Arc::clone(&mapper.written);
         let stop: [Arc<AtomicBool>; 2] = Default::default();
         let guests = [vm.guest, mapper.guest];
         let threads = (0..2).map(|side| work(guests[side], side, &written, &stop[side], seed)).collect();

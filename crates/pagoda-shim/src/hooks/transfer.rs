@@ -9,7 +9,7 @@ use libc::{FILE, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssi
 
 use super::{hook, sockets};
 use crate::clock::sync::{timed, timed_unless_copied};
-use crate::{ram, real};
+use crate::{mapper, ram, real};
 
 /// Hooks of one buffer each, of files that may make the caller wait.
 macro_rules! one_buffer {
@@ -87,7 +87,7 @@ macro_rules! many_buffers_at {
                 let touches_ram = unsafe { ram::any_overlaps(iov, count as usize) };
                 // SAFETY: the caller's call, passed on unchanged.
                 let call = || unsafe { real::$real(fd, iov, count, offset $(, $more)*) };
-                if offset == -1 { timed_unless_copied(fd, touches_ram, call) } else { timed(touches_ram, call) }
+                if offset == -1 || mapper::is_one() { timed_unless_copied(fd, touches_ram, call) } else { timed(touches_ram, call) }
             }
         )*}
     };

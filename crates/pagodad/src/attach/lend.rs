@@ -17,11 +17,17 @@ use crate::registry::{Registry, Vm};
 /// Gives it what it needs to be a mapper, and the engine, if there is one, the news of it.
 pub fn lend(connection: &Connection, registry: &Registry, token: Token, peer: Peer) -> Result<()> {
     let outbox = registry.outboxes.by_token(token).context("no process of a VM has this token")?;
-    let start = process::start_time(peer.pid).context("look at the process")?;
     let pidfd = process::pidfd_open(peer.pid).context("watch the process")?;
+    // After the pidfd, by which it is this process.
+    let start = process::start_time(peer.pid).context("look at the process")?;
     mappers::make_dir(&registry.config.state_dir)?;
     let device = uffd::open_device().ok();
     let flags = if device.is_some() { PREPARED_DEVICE } else { 0 };
+    let inode = registry.first_inode(outbox.vm_token).context("the VM's memory is not there")?;
+    let socket = mappers::socket_path(&registry.config.state_dir, inode, peer.pid, start);
+    ensure!(!socket.exists(), "this process has introduced itself before");
+    // Without the registry's lock: it may wait for whoever has the path.
+    let listener = Listener::bind(&socket).context("make its socket")?;
     let mut vms = registry.lock();
     let vm = vms.values_mut().find(|vm| vm.record.token == outbox.vm_token).context("its VM is gone")?;
     super::may_serve(vm, peer)?;
@@ -33,17 +39,12 @@ pub fn lend(connection: &Connection, registry: &Registry, token: Token, peer: Pe
     }
     let shared = shared_of(vm)?;
     let slot = shared.add_mapper(peer.pid, start).context("too many processes map the memory of this VM")?;
-    let socket = mappers::socket_path(&registry.config.state_dir, peer.pid, start);
-    let given = Listener::bind(&socket).map_err(anyhow::Error::from).and_then(|listener| {
-        let mut fds: Vec<BorrowedFd<'_>> = vec![listener.as_fd(), shared.as_fd()];
-        fds.extend(device.as_ref().map(AsFd::as_fd));
-        connection.send(&Packet::Lent { flags, slot: slot as u32, files }, &fds)?;
-        Ok(())
-    });
-    if let Err(error) = given {
+    let mut fds: Vec<BorrowedFd<'_>> = vec![listener.as_fd(), shared.as_fd()];
+    fds.extend(device.as_ref().map(AsFd::as_fd));
+    if let Err(error) = connection.send(&Packet::Lent { flags, slot: slot as u32, files }, &fds) {
         // It has mapped nothing, for it was told of nothing.
         shared.remove_mapper(slot);
-        return Err(error.context("give a process what it needs to map memory"));
+        return Err(error).context("give a process what it needs to map memory");
     }
     if let Some(handle) = &vm.handle {
         handle.send(Command::Mapper(NewMapper { slot, pid: peer.pid, pidfd, socket, has_maps: false }));

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pagoda_abi::Token;
 use pagoda_api::types::{ApiError, Crash, ErrorCode, VmInfo, VmKind, VmSpec};
 use pagoda_core::policy::VmId;
 use pagoda_move::note::Note;
@@ -242,6 +243,16 @@ fn remove_monitors_of_nobody(dir: &Path) {
         {
             tracing::warn!("remove {}: {error}", path.display());
         }
+    }
+}
+
+impl Registry {
+    /// The inode of the first RAM file of the VM with this token.
+    pub fn first_inode(&self, token: Token) -> Option<u64> {
+        let vms = self.lock();
+        let vm = vms.values().find(|vm| vm.record.token == token)?;
+        let given = vm.inodes.first().copied();
+        given.or_else(|| vm.ram.first().map(|ram| ram.inode())).map(|(_, inode)| inode)
     }
 }
 

@@ -19,6 +19,8 @@ use crate::source::Source;
 
 /// Between two attempts to reach one.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// So long one is waited for in any case.
+const GREET_MIN: Duration = Duration::from_millis(10);
 /// How long one may take to say what it maps to a new daemon.
 pub const GREET_MAX: Duration = Duration::from_secs(5);
 
@@ -33,6 +35,7 @@ struct Link {
     /// It has said on this connection what it maps, and was welcomed.
     is_greeted: bool,
     next_try: Instant,
+    clock_asked: bool,
 }
 
 /// A zap that the VMM has done.
@@ -49,7 +52,8 @@ struct Current {
     zapped: Zapped,
     /// Answers to earlier numbers are none of this one.
     first_seq: u64,
-    left: usize,
+    /// Answers that are missing, by mapper.
+    left: Vec<(usize, usize)>,
 }
 
 /// See the module.
@@ -90,7 +94,17 @@ impl MapperLinks {
         ring.poll_multishot(pidfd.as_fd(), Source::MapperExit(slot as u32).key())?;
         let next_try = Instant::now();
         let connection = None;
-        self.links.push(Link { slot, pid, pidfd, socket, connection, generation: 0, is_greeted: false, next_try });
+        self.links.push(Link {
+            slot,
+            pid,
+            pidfd,
+            socket,
+            connection,
+            generation: 0,
+            is_greeted: false,
+            next_try,
+            clock_asked: false,
+        });
         Ok(())
     }
 
@@ -146,10 +160,11 @@ impl MapperLinks {
     ///
     /// # Errors
     /// It does not answer.
-    pub fn greet(&mut self, ring: &mut Ring, slot: usize) -> Result<(Packet, Vec<OwnedFd>), String> {
+    pub fn greet(&mut self, ring: &mut Ring, slot: usize, deadline: Instant) -> Result<(Packet, Vec<OwnedFd>), String> {
         let Some(link) = self.find(slot) else { return Err("it is not known".into()) };
         let connection = Connection::connect_at_once(&link.socket).map_err(|error| error.to_string())?;
-        let wait = connection.set_nonblocking(false).and_then(|()| connection.set_patience(Some(GREET_MAX)));
+        let wait = deadline.saturating_duration_since(Instant::now()).max(GREET_MIN);
+        let wait = connection.set_nonblocking(false).and_then(|()| connection.set_patience(Some(wait)));
         wait.map_err(|error| error.to_string())?;
         let received = connection.recv().map_err(|error| error.to_string())?;
         let Received::Message { packet, fds } = received else {
@@ -192,7 +207,7 @@ impl MapperLinks {
         if link.connection.take().is_some() {
             let _ = ring.cancel_poll(source(slot, link.generation).key());
         }
-        link.is_greeted = false;
+        (link.is_greeted, link.clock_asked) = (false, false);
         link.next_try = Instant::now() + RETRY_PAUSE;
     }
 
@@ -219,11 +234,20 @@ impl MapperLinks {
     /// Has mappers look which direct I/O of theirs has completed.
     pub fn ask_clock(&mut self, ring: &mut Ring) {
         for slot in self.slots() {
-            if self.is_greeted(slot) {
+            let link = self.find(slot).filter(|link| link.is_greeted && !link.clock_asked);
+            if let Some(link) = link {
+                link.clock_asked = true;
                 self.seq += 1;
                 let seq = self.seq;
                 self.send(ring, slot, &Packet::Clock { seq });
             }
+        }
+    }
+
+    /// It has looked.
+    pub fn complete_clock(&mut self, slot: usize) {
+        if let Some(link) = self.find(slot) {
+            link.clock_asked = false;
         }
     }
 
@@ -246,8 +270,8 @@ impl MapperLinks {
 
     /// Begins it: what each mapper is to unmap. Gives it back if nobody has to do anything.
     pub fn begin(&mut self, ring: &mut Ring, zapped: Zapped, packets: Vec<(usize, Vec<Ranges>)>) -> Option<Zapped> {
-        let left = packets.iter().map(|(_, packets)| packets.len()).sum();
-        if left == 0 {
+        let left: Vec<(usize, usize)> = packets.iter().map(|(slot, packets)| (*slot, packets.len())).collect();
+        if left.iter().all(|(_, count)| *count == 0) {
             return Some(zapped);
         }
         self.current = Some(Current { zapped, first_seq: self.seq + 1, left });
@@ -262,13 +286,14 @@ impl MapperLinks {
     }
 
     /// A mapper has answered. The zap, if that was the last answer.
-    pub fn complete(&mut self, seq: u64, epoch: u64, errno: u32) -> Option<Zapped> {
+    pub fn complete(&mut self, slot: usize, seq: u64, epoch: u64, errno: u32) -> Option<Zapped> {
         let asked = self.seq;
         let current = self.current.as_mut().filter(|current| seq >= current.first_seq && seq <= asked)?;
-        current.left = current.left.saturating_sub(1);
+        let left = current.left.iter_mut().find(|(of, left)| *of == slot && *left > 0)?;
+        left.1 -= 1;
         current.zapped.done &= errno == 0;
         current.zapped.epoch = current.zapped.epoch.max(epoch);
-        if current.left > 0 {
+        if current.left.iter().any(|(_, left)| *left > 0) {
             return None;
         }
         self.current.take().map(|current| current.zapped)
@@ -316,17 +341,18 @@ mod tests {
         let two = vec![(0, vec![Ranges::default()]), (1, vec![Ranges::default()])];
         assert!(links.begin(&mut ring, first, two).is_none());
         assert!(links.next().is_none(), "one at a time");
-        assert!(links.complete(1, 9, 0).is_none());
+        assert!(links.complete(0, 1, 9, 0).is_none());
         // Another mapper came: all are asked again, and what was answered before counts no more.
         links.restart();
         let first = links.next().unwrap();
         assert!(links.begin(&mut ring, first, vec![(0, vec![Ranges::default()])]).is_none());
-        assert!(links.complete(2, 7, 0).is_none(), "an answer to the question before");
-        assert_eq!(op_of(links.complete(3, 8, 0)), Some((1, true, 8)));
+        assert!(links.complete(0, 2, 7, 0).is_none(), "an answer to the question before");
+        assert_eq!(op_of(links.complete(0, 3, 8, 0)), Some((1, true, 8)));
         let second = links.next().unwrap();
         assert!(links.begin(&mut ring, second, vec![(0, vec![Ranges::default(); 2])]).is_none());
-        assert!(links.complete(4, 2, 22).is_none());
-        assert_eq!(op_of(links.complete(5, 3, 0)), Some((2, false, 5)), "one range could not be unmapped");
+        assert!(links.complete(0, 4, 2, 22).is_none());
+        assert!(links.complete(1, 5, 2, 0).is_none(), "another mapper's answer");
+        assert_eq!(op_of(links.complete(0, 5, 3, 0)), Some((2, false, 5)), "one range could not be unmapped");
         assert_eq!(op_of(links.begin(&mut ring, zapped(3), Vec::new())), Some((3, true, 5)), "nobody maps it");
     }
 }

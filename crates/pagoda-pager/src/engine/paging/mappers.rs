@@ -76,7 +76,10 @@ impl Mapper {
     }
 }
 
-/// A process without an address space has no entries.
+/// Pages that threads of one mapper wait for at the same time. It has a hundred threads; more is a mapper that interrupts them.
+const WAITING_MAX: usize = 1024;
+
+/// A process without an address space has no entries. (Registering says ENOMEM then, which may be something else.)
 fn ended_or(result: Result<(), Errno>) -> Result<(), Errno> {
     match result {
         Err(Errno::SRCH) => Ok(()),
@@ -88,6 +91,11 @@ impl Mappers {
     pub fn add(&mut self, slot: usize, has_maps: bool) {
         self.remove(slot);
         self.list.push(Mapper { slot, uffd: None, table: Table::default(), has_maps, waiting: Vec::new() });
+    }
+
+    /// An earlier daemon has served the VM, and may have had it armed: what mappers say is registered at once.
+    pub fn assume_armed(&mut self) {
+        self.is_armed = true;
     }
 
     /// It has ended.
@@ -155,8 +163,8 @@ impl Mappers {
         self.is_armed = true;
         let registered = self.list.iter().try_for_each(Mapper::register);
         registered.map_err(|errno| {
+            // Nothing is taken back here: pages may be out, and what is registered stays so.
             tracing::warn!("memory of a mapper cannot be registered: {errno}");
-            self.disarm();
             Errno::BUSY
         })
     }
@@ -183,14 +191,18 @@ impl Mappers {
         let count = uffd.read(room)?;
         for fault in &room[..count] {
             match mapper.table.page_at(fault.addr) {
-                Some(page) if is_armed => {
+                Some(page) if is_armed && mapper.waiting.len() < WAITING_MAX => {
                     if !mapper.waiting.contains(&page) {
                         mapper.waiting.push(page);
                     }
                     into.push((page, *fault));
                 }
-                _ => {
+                Some(_) => {
                     let _ = uffd.wake(fault.addr, PAGE_SIZE);
+                }
+                // It is mapped no more, and what is there now is not RAM.
+                None => {
+                    let _ = uffd.unregister(fault.addr, PAGE_SIZE);
                 }
             }
         }
