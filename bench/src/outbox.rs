@@ -9,6 +9,7 @@
 //! * **beside**: the same while gzip computes in the guest. **served**: a file that was published before is fetched over and over by a
 //!   link of 1 Gbit/s while gzip computes, against gzip alone.
 //! * **gzip**, **ffmpeg**: until the client has all of a program's output, by the link as it is and by one of 50 Mbit/s.
+//! * **paged**: a VM whose DRAM is half of its memory, most of which is in use, against one that has all of it.
 //! * **memory**: what host and guest hold of what is delivered ([`memory`]). **resize**: from the request for another space until a
 //!   program in the guest that asks for it all the time (`statvfs`, as `df`) has written a line to its serial port and that has come.
 //!
@@ -52,7 +53,7 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
     let start = Start { images: &images, accelerator, disk: None };
     let ways: Vec<Way> =
         Way::ALL.into_iter().filter(|way| Part::ALL.iter().any(|part| part.is_of(*way, setup))).collect();
-    ensure!(!ways.is_empty(), "--only takes one of delivery, beside, served, gzip, ffmpeg, memory and resize");
+    ensure!(!ways.is_empty(), "--only takes one of delivery, beside, served, gzip, ffmpeg, memory, resize and paged");
     let mut cases = Cases::default();
     for round in 0..setup.rounds {
         // To and fro: who is first changes.

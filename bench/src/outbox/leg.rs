@@ -32,6 +32,9 @@ const GZIP: &str = "gzip -n -1 < /tmp/input >";
 /// beginning to its end.
 const TRANSCODE: &str =
     "ffmpeg -v error -i /tmp/film.avi -threads 1 -c:v mpeg2video -g 1 -q:v 2 -bitexact -f mpegts -y";
+/// Of a guest of 1 GiB, whose programs and libraries are in its memory too: together more than half of that.
+const COLD_MIB: u64 = 384;
+const COLD_FILE: &str = "/cold/file";
 /// In a round; an even number, so that the space is the same again.
 const RESIZES: usize = 10;
 /// What is published and served while a job runs.
@@ -46,12 +49,13 @@ pub enum Part {
     Gzip,
     Ffmpeg,
     Memory,
+    Paged,
     Resize,
 }
 
 impl Part {
-    pub const ALL: [Part; 7] =
-        [Self::Delivery, Self::Beside, Self::Served, Self::Gzip, Self::Ffmpeg, Self::Memory, Self::Resize];
+    pub const ALL: [Part; 8] =
+        [Self::Delivery, Self::Beside, Self::Served, Self::Gzip, Self::Ffmpeg, Self::Memory, Self::Resize, Self::Paged];
 
     /// As `--only` has it.
     fn text(self) -> &'static str {
@@ -62,6 +66,7 @@ impl Part {
             Self::Gzip => "gzip",
             Self::Ffmpeg => "ffmpeg",
             Self::Memory => "memory",
+            Self::Paged => "paged",
             Self::Resize => "resize",
         }
     }
@@ -69,10 +74,11 @@ impl Part {
     /// Whether it is asked for, and there is a row for it.
     pub fn is_of(self, way: Way, setup: &Setup) -> bool {
         let has_row = match self {
-            Self::Delivery => true,
+            Self::Delivery => way != Way::Paged,
             Self::Beside | Self::Served | Self::Gzip | Self::Ffmpeg => matches!(way, Way::Outbox | Way::Staged),
             Self::Memory => matches!(way, Way::Outbox | Way::Shared),
             Self::Resize => way == Way::Outbox,
+            Self::Paged => way.has_outbox(),
         };
         has_row && setup.wants(self.text())
     }
@@ -124,6 +130,11 @@ pub struct Measured {
     pub ffmpeg: Delivery,
     pub slow_ffmpeg: Delivery,
     pub memory: Peak,
+    /// A stream, and what was written into the guest's memory before that, which has left DRAM where the VM is paged.
+    pub paged: Delivery,
+    pub cold: Delivery,
+    /// How much had left DRAM before the stream.
+    pub out_mib: f64,
     pub resize_ms: f64,
     /// Between two looks of the guest's at its space.
     pub look_ms: f64,
@@ -144,6 +155,9 @@ const NOTHING: Measured = Measured {
     ffmpeg: NO_DELIVERY,
     slow_ffmpeg: NO_DELIVERY,
     memory: Peak { bytes: NO_VALUE },
+    paged: NO_DELIVERY,
+    cold: NO_DELIVERY,
+    out_mib: NO_VALUE,
     resize_ms: NO_VALUE,
     look_ms: NO_VALUE,
 };
@@ -195,6 +209,7 @@ impl Leg<'_> {
                 (measured.ffmpeg, measured.slow_ffmpeg) = self.output(TRANSCODE, &format!("{TRANSCODE} -"))?;
             }
             Part::Memory => measured.memory = self.memory()?,
+            Part::Paged => self.paged(measured)?,
             Part::Resize => self.resize(measured)?,
         }
         Ok(())
@@ -271,6 +286,24 @@ impl Leg<'_> {
         let mib = self.amount.stream_mib;
         let product = Product::Stream { mib, beside: "" };
         Peak::of(&mut self.machine, product, &Digest::of_stream(mib))
+    }
+
+    /// The guest fills most of its memory with what is not small, and then delivers a stream, and that.
+    fn paged(&mut self, measured: &mut Measured) -> Result<()> {
+        self.machine.sh("mkdir -p /cold && mount -t tmpfs -o size=80% cold /cold")?;
+        self.machine.sh(&format!("dd if=/dev/urandom of={COLD_FILE} bs=1M count={COLD_MIB} 2> /dev/null"))?;
+        let digest = self.machine.ask(&format!("sha256sum < {COLD_FILE}"))?;
+        let expected = Digest::Sha256(digest.split(' ').next().unwrap_or_default().to_owned());
+        self.stream("")?;
+        let daemon = self.machine.daemon.as_ref().context("no daemon")?;
+        let vm = daemon.client().vm(VM).context("look at the VM")?;
+        ensure!(vm.pinned.is_none(), "it is pinned: {:?}", vm.pinned);
+        ensure!(vm.resident_bytes <= vm.dram_limit_bytes, "it has more in DRAM than it may");
+        measured.out_mib = vm.swapped_bytes as f64 / f64::from(1 << 20);
+        measured.paged = self.stream("")?.0;
+        let line = format!("cat {COLD_FILE} >");
+        measured.cold = self.machine.deliver(Product::Output { line: &line }, &expected, |_| Ok(()))?.0;
+        self.machine.sh("umount /cold")
     }
 
     /// From the request to the guest's line that says that the size is another one. That line's way is part of it.

@@ -85,14 +85,14 @@ impl<'a> Machine<'a> {
     /// # Errors
     /// Something does not start.
     pub fn start(way: Way, setup: &Setup, network: &'a Network, start: &Start<'_>) -> Result<Machine<'a>> {
-        let daemon = (way == Way::Outbox).then(|| Daemon::start(&setup.dir)).transpose()?;
+        let daemon = way.has_outbox().then(|| Daemon::start(&setup.dir)).transpose()?;
         let shared = (way == Way::Shared).then(|| Shared::start(&setup.dir, network, HOST)).transpose()?;
         let sink = (way == Way::Socket).then(|| {
             network.at_client(|| TcpListener::bind(port_of(CLIENT, SINK_PORT)).context("listen at the client"))
         });
         let mut words = network.host_words();
         if let Some(daemon) = &daemon {
-            words.extend(outbox_words(daemon)?);
+            words.extend(outbox_words(daemon, way)?);
         }
         words.push(QEMU.to_owned());
         let mut more = network_words();
@@ -114,7 +114,7 @@ impl<'a> Machine<'a> {
     fn prepare(&mut self) -> Result<()> {
         self.sh(&format!("ip addr add {GUEST}/{MASK_BITS} dev eth0 && ip link set eth0 up && mkdir {OUT}"))?;
         match self.way {
-            Way::Outbox => {
+            Way::Outbox | Way::Paged => {
                 // Its process is a child of what became QEMU.
                 let pid = self.outbox_pid()?;
                 ensure!(self.processes.contains(&pid), "the outbox's CPU time would not be counted");
@@ -197,7 +197,7 @@ impl<'a> Machine<'a> {
     pub fn source(&self, name: &str) -> Source {
         let of = |server: SocketAddr, path: String, token| Source { server, path, token };
         match self.way {
-            Way::Outbox => of(port_of(HOST, OUTBOX_PORT), format!("/{VM}/{name}"), Some(TOKEN)),
+            Way::Outbox | Way::Paged => of(port_of(HOST, OUTBOX_PORT), format!("/{VM}/{name}"), Some(TOKEN)),
             Way::Shared => of(port_of(HOST, NGINX_PORT), format!("/{name}"), None),
             Way::Staged | Way::Socket => of(port_of(GUEST, NGINX_PORT), format!("/{name}"), None),
         }
@@ -228,7 +228,7 @@ impl<'a> Machine<'a> {
                 let written = self.wait_written(product)?;
                 (network.at_client(|| client::fetch(&source, expected))?, written)
             }
-            Way::Outbox => self.while_it_grows(&command, product, || client::fetch(&source, expected))?,
+            Way::Outbox | Way::Paged => self.while_it_grows(&command, product, || client::fetch(&source, expected))?,
             Way::Socket => {
                 let sink = self.sink.take().context("no client listens")?;
                 let done = self.while_it_grows(&command, product, || client::take(&sink, expected));
@@ -247,7 +247,7 @@ impl<'a> Machine<'a> {
         }
         let seconds = |until: Instant| until.saturating_duration_since(began).as_secs_f64();
         let Received { first, end, bytes, cpu_s: client_cpu_s } = received;
-        let grew = self.way != Way::Outbox || matches!(product, Product::Output { .. }) || first < written;
+        let grew = !self.way.has_outbox() || matches!(product, Product::Output { .. }) || first < written;
         ensure!(grew, "the first byte came when the file was closed");
         let all = cpu_s.iter().sum();
         let delivery =
@@ -295,13 +295,17 @@ impl<'a> Machine<'a> {
 }
 
 /// The words of `pagoda run` up to QEMU's.
-fn outbox_words(daemon: &Daemon) -> Result<Vec<String>> {
+fn outbox_words(daemon: &Daemon, way: Way) -> Result<Vec<String>> {
     let token = daemon.dir().join("token");
     fs::write(&token, TOKEN).context("write the token")?;
     fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).context("keep the token")?;
     let (space, listen) = (format!("{SPACE_MIB}M"), port_of(HOST, OUTBOX_PORT).to_string());
     let mut words = daemon.cli_words()?;
-    words.extend(["run", "--name", VM, "--outbox", &space, "--outbox-listen", &listen].map(str::to_owned));
+    words.extend(["run", "--name", VM].map(str::to_owned));
+    if way == Way::Paged {
+        words.extend(["--dram".to_owned(), format!("{}M", MEMORY_MIB / 2)]);
+    }
+    words.extend(["--outbox", &space, "--outbox-listen", &listen].map(str::to_owned));
     words.extend(["--outbox-linger", "0", "--outbox-token", &token.display().to_string(), "--"].map(str::to_owned));
     Ok(words)
 }

@@ -39,8 +39,14 @@
 //! | 27 Look | daemon, on a control connection | seq u64 | - | Figures |
 //! | 28 SetSpace | daemon, on a control connection | seq u64, bytes u64 | - | Figures with the new space |
 //! | 29 Figures | `pagoda-outbox` | seq u64, u64 x 10, in the order of [`OutboxFigures`] | - | - |
+//! | 30 Mapper | shim of a mapper | token\[16\] | - | Lent, Refused |
+//! | 31 Lent | daemon | flags u32, slot u32, files u32, {dev u64, ino u64, len u64} x files | listening socket of its connections, shared memory, /dev/userfaultfd (if `PREPARED_DEVICE`) | - |
+//! | 32 Maps | shim of a mapper | pid u32, maps u32, {region u32, pad u32, offset u64, len u64, addr u64} x maps | uffd | Welcome |
+//! | 33 Map | shim of a mapper | seq u64, region u32, pad u32, offset u64, len u64, addr u64 | - | Mapped |
+//! | 34 Unmap | shim of a mapper | as Map | - | - |
+//! | 35 Mapped | daemon | seq u64, errno u32 | - | - |
 //!
-//! A connection starts with Fetch, Ram, Prepare, Hello, Calls or Outbox. Fetch gives the monitor's socket to the command, Ram the
+//! A connection starts with Fetch, Ram, Prepare, Hello, Calls, Outbox or Mapper. Fetch gives the monitor's socket to the command, Ram the
 //! RAM files to the shim: only a process with the shim in it can have RAM, and only one, once. After Welcome to Hello it is the *agent* connection: the
 //! daemon sends Zap, Collapse and Clock, the shim answers in order and may send Foreign at any time. Folios says whether
 //! the guest's faults may fill holes with large folios, where FLAG_HUGE allowed them (they may to begin with). After Split
@@ -53,14 +59,20 @@
 //! ([`crate::shared`]); Owned comes when it does so, or does not.
 //! The process of a VM's outbox proves by a token of its own which one it is, and gets a socket that whichever daemon there is
 //! connects to: a control connection. On it the process says nothing but one Figures to each Look or SetSpace.
+//! A *mapper* is another process that maps a VM's RAM and has the shim in it, such as that of an outbox (docs/mappers.md). It says Mapper
+//! before it opens anything, and gets a socket that whichever daemon there is connects to. On each such connection it says Maps first:
+//! its userfaultfd, and what it maps. A new mapping has no access until the daemon has answered Map with Mapped and no error. Zap,
+//! Zapped, Clock, Clocked and Foreign are as on an agent's connection, with addresses of the mapper.
 //! After Welcome to Calls the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
 //!
 //! Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after it
 //! (see [`crate::shared`]).
 
+mod mapper;
 mod outbox;
 mod text;
 
+pub use self::mapper::{LentFile, LentMap, MAPS_MAX, Maps};
 pub use self::outbox::OutboxFigures;
 pub use self::text::{REFUSED_TEXT_MAX, Text};
 use crate::{ABI_VERSION, REGIONS_MAX, Token, UFFDS_MAX};
@@ -82,8 +94,12 @@ pub const PREPARED_DEVICE: u32 = 1;
 pub const PREPARED_SHARING: u32 = 4;
 /// Prepared: the packet carries the template of the VM's snapshot, to be mapped and kept.
 pub const PREPARED_TEMPLATE: u32 = 8;
+/// Prepared: the VM may lend its RAM to mappers, and the shim asks for leave each time ([`ForeignReason::RamFdLent`]).
+pub const PREPARED_LENDING: u32 = 16;
 /// Prepared and Welcome: map RAM with `MADV_HUGEPAGE`.
 pub const FLAG_HUGE: u32 = 2;
+/// Welcome to a Foreign of [`ForeignReason::RamFdLent`]: the daemon knows the mapper, and nothing is pinned.
+pub const FLAG_LENT: u32 = 32;
 
 /// Why a VM's memory can no longer be evicted (Foreign).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +112,8 @@ pub enum ForeignReason {
     FixedBuffers,
     /// Direct I/O goes through an interface whose progress the shim cannot see.
     UntrackedIo,
+    /// An fd of the RAM file is about to be sent to a mapper. Nothing is pinned if the daemon knows that mapper.
+    RamFdLent,
 }
 
 impl ForeignReason {
@@ -105,6 +123,7 @@ impl ForeignReason {
             2 => Self::DmaMapped,
             3 => Self::FixedBuffers,
             4 => Self::UntrackedIo,
+            5 => Self::RamFdLent,
             _ => return None,
         })
     }
@@ -116,6 +135,7 @@ impl ForeignReason {
             Self::DmaMapped => 2,
             Self::FixedBuffers => 3,
             Self::UntrackedIo => 4,
+            Self::RamFdLent => 5,
         }
     }
 }
@@ -214,6 +234,12 @@ pub enum Packet {
     Look { seq: u64 },
     SetSpace { seq: u64, bytes: u64 },
     Figures { seq: u64, figures: OutboxFigures },
+    Mapper { token: Token },
+    Lent { flags: u32, slot: u32, files: List<LentFile, REGIONS_MAX> },
+    Maps { pid: u32, maps: Maps },
+    Map { seq: u64, map: LentMap },
+    Unmap { seq: u64, map: LentMap },
+    Mapped { seq: u64, errno: u32 },
 }
 
 /// Why a packet could not be read.
@@ -283,6 +309,12 @@ impl Encoded {
         self.words(figures.to_words());
     }
 
+    fn map(&mut self, map: &LentMap) {
+        self.u32(map.region);
+        self.u32(0);
+        self.words([map.offset, map.len, map.addr]);
+    }
+
     fn ranges(&mut self, seq: u64, ranges: &Ranges) {
         self.u64(seq);
         self.u32(ranges.len as u32);
@@ -324,6 +356,24 @@ impl Reader<'_> {
         let (number, region) = (self.u64()?, self.u32()?);
         self.u32()?;
         Ok((number, region, self.u64()?, self.u64()?))
+    }
+
+    fn map(&mut self) -> Result<LentMap, DecodeError> {
+        let region = self.u32()?;
+        self.u32()?;
+        let [offset, len, addr] = self.words()?;
+        Ok(LentMap { region, offset, len, addr })
+    }
+
+    fn list<T: Copy + Default, const N: usize>(
+        &mut self,
+        item: impl Fn(&mut Self) -> Result<T, DecodeError>,
+    ) -> Result<List<T, N>, DecodeError> {
+        let mut list = List::default();
+        for _ in 0..self.count(N)? {
+            list.push(item(self)?);
+        }
+        Ok(list)
     }
 
     fn count(&mut self, max: usize) -> Result<usize, DecodeError> {
@@ -379,6 +429,12 @@ impl Packet {
             Packet::Look { .. } => 27,
             Packet::SetSpace { .. } => 28,
             Packet::Figures { .. } => 29,
+            Packet::Mapper { .. } => 30,
+            Packet::Lent { .. } => 31,
+            Packet::Maps { .. } => 32,
+            Packet::Map { .. } => 33,
+            Packet::Unmap { .. } => 34,
+            Packet::Mapped { .. } => 35,
         }
     }
 
@@ -393,7 +449,8 @@ impl Packet {
             | Packet::Ram { token }
             | Packet::Prepare { token }
             | Packet::Calls { token }
-            | Packet::Outbox { token } => out.put(&token.0),
+            | Packet::Outbox { token }
+            | Packet::Mapper { token } => out.put(&token.0),
             Packet::Fetched { monitor, lens } => {
                 out.u32(lens.len as u32);
                 out.u32(u32::from(*monitor));
@@ -449,9 +506,24 @@ impl Packet {
                 out.u64(*seq);
                 out.u32(u32::from(*open));
             }
-            Packet::Owned { order, errno } => {
-                out.u64(*order);
+            Packet::Owned { order: seq, errno } | Packet::Mapped { seq, errno } => {
+                out.u64(*seq);
                 out.u32(*errno);
+            }
+            Packet::Lent { flags, slot, files } => {
+                out.u32(*flags);
+                out.u32(*slot);
+                out.u32(files.len as u32);
+                files.as_slice().iter().for_each(|file| out.words([file.dev, file.ino, file.len]));
+            }
+            Packet::Maps { pid, maps } => {
+                out.u32(*pid);
+                out.u32(maps.len as u32);
+                maps.as_slice().iter().for_each(|map| out.map(map));
+            }
+            Packet::Map { seq, map } | Packet::Unmap { seq, map } => {
+                out.u64(*seq);
+                out.map(map);
             }
             Packet::Discard { seq, region, offset, len } | Packet::Own { order: seq, region, offset, len } => {
                 out.u64(*seq);
@@ -560,6 +632,15 @@ impl Packet {
             27 => Packet::Look { seq: r.u64()? },
             28 => Packet::SetSpace { seq: r.u64()?, bytes: r.u64()? },
             29 => Packet::Figures { seq: r.u64()?, figures: OutboxFigures::of_words(r.words()?) },
+            30 => Packet::Mapper { token: r.token()? },
+            31 => {
+                let file = |r: &mut Reader<'_>| r.words().map(|[dev, ino, len]| LentFile { dev, ino, len });
+                Packet::Lent { flags: r.u32()?, slot: r.u32()?, files: r.list(file)? }
+            }
+            32 => Packet::Maps { pid: r.u32()?, maps: r.list(Reader::map)? },
+            33 => Packet::Map { seq: r.u64()?, map: r.map()? },
+            34 => Packet::Unmap { seq: r.u64()?, map: r.map()? },
+            35 => Packet::Mapped { seq: r.u64()?, errno: r.u32()? },
             _ => return Err(DecodeError::Value),
         })
     }
@@ -578,6 +659,7 @@ mod tests {
     fn samples() -> Vec<Packet> {
         let token = Token(*b"0123456789abcdef");
         let range = Range { addr: 0x7f00_0000_0000, len: 1 << 20 };
+        let map = LentMap { region: 1, offset: 0xc_0000, len: 1 << 30, addr: 0x7f00_0000_1000 };
         vec![
             Packet::Fetch { token },
             Packet::Fetched { monitor: true, lens: full(1 << 30) },
@@ -613,6 +695,16 @@ mod tests {
             Packet::Look { seq: 17 },
             Packet::SetSpace { seq: 18, bytes: 1 << 40 },
             Packet::Figures { seq: 18, figures: OutboxFigures::of_words([1, 2, 3, 4, 5, 6, 7, 8, 9, u64::MAX]) },
+            Packet::Mapper { token },
+            Packet::Lent {
+                flags: PREPARED_DEVICE,
+                slot: 3,
+                files: full(LentFile { dev: 1, ino: u64::MAX, len: 1 << 40 }),
+            },
+            Packet::Maps { pid: 77, maps: full(map) },
+            Packet::Map { seq: 19, map },
+            Packet::Unmap { seq: 20, map },
+            Packet::Mapped { seq: 19, errno: 12 },
         ]
     }
 

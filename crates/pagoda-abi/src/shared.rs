@@ -44,7 +44,12 @@
 //! elsewhere. An unarmed VM is all in its RAM files, and the shim punches by itself ([`Shared::punch_alone`]): to ask costs
 //! a wake-up for each page of a balloon. Before the daemon looks at RAM it takes that back ([`Shared::take_punches`]) and
 //! waits for the punches under way. One it did not wait for long enough is repeated by way of the daemon.
-
+//!
+//! # Mappers
+//!
+//! Another process with the shim in it may map RAM ([`Shared::mappers`]). A page may leave only if it has no page-table entry there
+//! either, so the next daemon has to know of each such process before it serves the VM. A mapper keeps the same clock: direct I/O
+//! of either process counts.
 //!
 //! # Moves
 //!
@@ -54,17 +59,24 @@
 //! carried out only while it stands here ([`Shared::begin_move`]). A new daemon takes it back ([`Shared::take_back_move`]), or
 //! waits until it is done.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Direct I/Os that can be in flight and tracked: QEMU's libaio context has 1024 requests, its thread pool 64
-/// threads, an io_uring 128; four of the largest fit.
+/// threads, an io_uring 128; three of the largest fit beside those of mappers.
 pub const IO_SLOTS: usize = 4096;
+/// Those of a mapper. When it has ended they are free, whatever it was doing; so nobody else uses them.
+pub const MAPPER_IO_SLOTS: usize = 128;
+/// Those of the VMM: all others.
+pub const VMM_IO_SLOTS: Range<usize> = 0..IO_SLOTS - MAPPERS_MAX * MAPPER_IO_SLOTS;
 /// Chunks that can be read into holes or punched at one time.
 pub const INTENTS: usize = 64;
 /// Those that pages may stand in: the last is for a lost image.
 pub const PAGE_INTENTS: usize = INTENTS - 1;
 /// The chunk of an intent that names no pages.
 pub const NO_CHUNK: u32 = u32::MAX;
+/// Processes that may map RAM beside the VMM.
+pub const MAPPERS_MAX: usize = 4;
 /// Marks the layout; a different one is refused.
 pub const SHARED_MAGIC: u64 = u64::from_le_bytes(*b"PGDshr02");
 
@@ -98,6 +110,20 @@ pub struct Shared {
     pub moves: AtomicU64,
     /// The order that stands: its number doubled, and 1 more while it is carried out. 0: none.
     pub moving: AtomicU64,
+    /// Processes that map RAM beside the VMM. It is in what older shims and daemons leave zero.
+    pub mappers: [MapperSlot; MAPPERS_MAX],
+}
+
+/// A process that maps RAM beside the VMM.
+#[repr(C)]
+#[derive(Debug)]
+pub struct MapperSlot {
+    /// Its id. 0: there is none.
+    pub pid: AtomicU64,
+    /// When it started (proc(5) stat, field 22).
+    pub start: AtomicU64,
+    /// 1: a daemon has let it map RAM, so it may have pages mapped.
+    pub maps: AtomicU64,
 }
 
 /// Marks an exit status that was noted.
@@ -123,17 +149,27 @@ impl Shared {
             return 0;
         }
         let used = (self.slots_used.load(Ordering::SeqCst) as usize).min(IO_SLOTS);
-        let oldest = self.io[..used].iter().map(|slot| slot.load(Ordering::SeqCst)).filter(|epoch| *epoch != 0).min();
+        let is_there = |index: &usize| self.mappers[*index].pid.load(Ordering::SeqCst) != 0;
+        let of_mappers = (0..MAPPERS_MAX).filter(is_there).flat_map(|index| &self.io[mapper_io_slots(index)]);
+        let all = self.io[..used].iter().chain(of_mappers);
+        let oldest = all.map(|slot| slot.load(Ordering::SeqCst)).filter(|epoch| *epoch != 0).min();
         oldest.unwrap_or(u64::MAX)
     }
 
     /// Takes a slot for a direct I/O that is about to start. `None`: all are taken, and the I/O counts as untracked.
     /// Either way the I/O must be given back by [`Shared::finish_io`].
     pub fn start_io(&self, hint: usize) -> Option<usize> {
-        for probe in 0..IO_SLOTS {
-            let index = (hint + probe) % IO_SLOTS;
-            // The slot must be inside the scanned part before it holds an epoch.
-            self.slots_used.fetch_max(index as u64 + 1, Ordering::SeqCst);
+        self.start_io_in(VMM_IO_SLOTS, hint)
+    }
+
+    /// The same by whoever these slots are for.
+    pub fn start_io_in(&self, slots: Range<usize>, hint: usize) -> Option<usize> {
+        for probe in 0..slots.len() {
+            let index = slots.start + (hint + probe) % slots.len();
+            // The slot must be inside the scanned part before it holds an epoch. Those of mappers are looked at while there are any.
+            if VMM_IO_SLOTS.contains(&index) {
+                self.slots_used.fetch_max(index as u64 + 1, Ordering::SeqCst);
+            }
             let epoch = self.epoch.load(Ordering::SeqCst);
             if self.io[index].compare_exchange(0, epoch, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 std::sync::atomic::fence(Ordering::SeqCst);
@@ -251,6 +287,40 @@ impl Shared {
         self.moving.compare_exchange(standing, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
+    /// The daemon's side: a process is going to map RAM. `None`: there is no room for another.
+    pub fn add_mapper(&self, pid: u32, start: u64) -> Option<usize> {
+        let index = self.mappers.iter().position(|slot| slot.pid.load(Ordering::SeqCst) == 0)?;
+        let slot = &self.mappers[index];
+        slot.maps.store(0, Ordering::SeqCst);
+        slot.start.store(start, Ordering::SeqCst);
+        // Last: the slot counts from now on.
+        slot.pid.store(u64::from(pid), Ordering::SeqCst);
+        Some(index)
+    }
+
+    /// The daemon's side: a mapper has ended, and with it its direct I/O.
+    pub fn remove_mapper(&self, index: usize) {
+        if let Some(slot) = self.mappers.get(index) {
+            self.io[mapper_io_slots(index)].iter().for_each(|io| io.store(0, Ordering::SeqCst));
+            slot.pid.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// The daemon's side, before a mapper gets access to its first mapping.
+    pub fn mark_mapper_maps(&self, index: usize) {
+        if let Some(slot) = self.mappers.get(index) {
+            slot.maps.store(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Mappers that there were when a daemon last said so: slot, process id, its start, and whether it may have pages mapped.
+    pub fn known_mappers(&self) -> impl Iterator<Item = (usize, u32, u64, bool)> + '_ {
+        self.mappers.iter().enumerate().filter_map(|(index, slot)| {
+            let pid = u32::try_from(slot.pid.load(Ordering::SeqCst)).ok().filter(|pid| *pid != 0)?;
+            Some((index, pid, slot.start.load(Ordering::SeqCst), slot.maps.load(Ordering::SeqCst) != 0))
+        })
+    }
+
     /// The daemon's side: this image of the VM is lost, whatever its files say.
     pub fn mark_lost_image(&self, image: u128) {
         self.intents[PAGE_INTENTS].declare(NO_CHUNK, [image as u64, (image >> 64) as u64, 0, 0]);
@@ -268,6 +338,12 @@ impl Shared {
             self.intents[PAGE_INTENTS].withdraw();
         }
     }
+}
+
+/// The slots of a mapper's direct I/O.
+pub const fn mapper_io_slots(index: usize) -> Range<usize> {
+    let start = VMM_IO_SLOTS.end + index % MAPPERS_MAX * MAPPER_IO_SLOTS;
+    start..start + MAPPER_IO_SLOTS
 }
 
 fn may_punch(alone: u64) -> bool {
@@ -322,7 +398,32 @@ mod tests {
             ended: AtomicU64::new(0),
             moves: AtomicU64::new(0),
             moving: AtomicU64::new(0),
+            mappers: std::array::from_fn(|_| MapperSlot {
+                pid: AtomicU64::new(0),
+                start: AtomicU64::new(0),
+                maps: AtomicU64::new(0),
+            }),
         })
+    }
+
+    #[test]
+    fn mappers_are_known_until_they_end() {
+        let shared = shared();
+        assert_eq!(shared.known_mappers().count(), 0);
+        assert_eq!((shared.add_mapper(7, 70), shared.add_mapper(8, 80)), (Some(0), Some(1)));
+        shared.mark_mapper_maps(1);
+        let io = shared.start_io_in(mapper_io_slots(1), 1000);
+        assert!(io.is_some_and(|io| mapper_io_slots(1).contains(&io)) && shared.oldest_io() == 1);
+        assert_eq!(mapper_io_slots(MAPPERS_MAX - 1).end, IO_SLOTS);
+        assert_eq!(shared.known_mappers().collect::<Vec<_>>(), [(0, 7, 70, false), (1, 8, 80, true)]);
+        shared.remove_mapper(1);
+        assert_eq!(shared.oldest_io(), u64::MAX, "its direct I/O has ended with it");
+        assert_eq!(shared.add_mapper(9, 90), Some(1));
+        assert_eq!(shared.known_mappers().last(), Some((1, 9, 90, false)), "what the one before had mapped is gone");
+        assert_eq!([10, 11, 12].map(|pid| shared.add_mapper(pid, 0)), [Some(2), Some(3), None]);
+        // It takes no more room than older shims map: their memory is whole pages.
+        let before = size_of::<Shared>() - size_of::<[MapperSlot; MAPPERS_MAX]>();
+        assert_eq!(size_of::<Shared>().div_ceil(4096), before.div_ceil(4096));
     }
 
     #[test]
@@ -342,8 +443,9 @@ mod tests {
     #[test]
     fn more_ios_than_slots_hold_everything_back() {
         let shared = shared();
-        let slots: Vec<_> = (0..IO_SLOTS).map(|i| shared.start_io(i)).collect();
+        let slots: Vec<_> = VMM_IO_SLOTS.map(|i| shared.start_io(i)).collect();
         assert!(slots.iter().all(Option::is_some));
+        assert!(shared.start_io_in(mapper_io_slots(0), 7).is_some(), "a mapper has its own");
         let extra = shared.start_io(0);
         assert_eq!(extra, None);
         assert_eq!(shared.oldest_io(), 0);

@@ -30,6 +30,8 @@ pub fn serve(outbox: &Arc<Outbox>, listener: UnixListener) -> Result<()> {
     daemon.start(&mut Listener::from(listener)).map_err(|error| anyhow!("accept the VMM: {error}"))?;
     let ended = daemon.wait();
     outbox.abandon();
+    // What a thread still finds in the guest's memory reaches no reader now. If the VM has ended, nobody answers its faults.
+    pagoda_sys::mapper::release();
     match ended {
         Ok(()) | Err(Error::HandleRequest(VhostUserError::Disconnected | VhostUserError::PartialMessage)) => Ok(()),
         Err(error) => Err(anyhow!("serve the VMM: {error}")),

@@ -179,8 +179,8 @@ const ALLOWED: [libc::c_long; 77] = [
     libc::SYS_geteuid,
 ];
 
-/// `FIONBIO` and `SIOCOUTQ`.
-const IOCTLS: [u64; 2] = [0x5421, 0x5411];
+/// `FIONBIO`, `SIOCOUTQ`, and `UFFDIO_WAKE` for the shim.
+const IOCTLS: [u64; 3] = [0x5421, 0x5411, 0x8010_aa02];
 
 fn only(argument: u8, value: u64) -> Result<SeccompRule> {
     let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, value)?;

@@ -18,6 +18,7 @@ mod broken;
 mod imager;
 mod imaging;
 mod link;
+mod mapping;
 mod messages;
 mod mover;
 mod moving;
@@ -128,11 +129,20 @@ impl Engine {
             }
             // Faults first: a guest waits for them, and they only queue reads.
             for &(source, _, more) in &ready {
-                if let Source::Uffd(index) = source {
-                    self.read_faults(index as usize);
-                    if !more {
-                        self.poll_uffd(index);
+                match source {
+                    Source::Uffd(index) => {
+                        self.read_faults(index as usize);
+                        if !more {
+                            self.poll_uffd(index);
+                        }
                     }
+                    Source::MapperUffd(slot) => {
+                        self.read_mapper_faults(slot as usize);
+                        if !more {
+                            self.poll_mapper_faults(slot as usize);
+                        }
+                    }
+                    _ => {}
                 }
             }
             self.read_heard();
@@ -199,7 +209,7 @@ impl Engine {
 
     fn handle(&mut self, source: Source, result: Result<u32, Errno>, more: bool) {
         match source {
-            Source::Uffd(_) => {}
+            Source::Uffd(_) | Source::MapperUffd(_) => {}
             Source::Io { tier, op } => {
                 let ended = self.paging.finish_request(tier, op, result);
                 self.apply_ended(ended);
@@ -210,6 +220,8 @@ impl Engine {
             }
             Source::Agent(generation) => self.receive_from_agent(generation, more),
             Source::Calls(id) => self.receive_calls(id, more),
+            Source::Mapper { slot, generation } => self.receive_from_mapper(usize::from(slot), generation, more),
+            Source::MapperExit(slot) => self.mapper_exits(slot as usize, more),
             Source::Wake => {
                 self.inbox.wake().clear();
                 while let Some(command) = self.inbox.next() {

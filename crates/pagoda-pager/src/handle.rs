@@ -16,6 +16,7 @@ use pagoda_sys::socket::Connection;
 
 use crate::image::{ImageStatus, Ticket};
 use crate::latency::Histogram;
+use crate::mapper::NewMapper;
 use crate::tier::Report;
 use crate::tier::remote::RemoteNumbers;
 
@@ -46,6 +47,8 @@ pub enum Command {
     Agent(Connection),
     /// A connection for the VMM's own calls.
     Calls(Connection),
+    /// Another process is going to map the VM's memory.
+    Mapper(NewMapper),
     /// A sampling period begins with these pages, the one before ends. Those outside the VM are ignored.
     Sample(Vec<PageIdx>),
     /// Miss-ratio curve on or off. It begins anew each time it is switched on.

@@ -23,6 +23,7 @@ pub mod handle;
 pub mod image;
 pub mod latency;
 pub mod loan;
+pub mod mapper;
 pub mod poll;
 mod recover;
 pub mod share;

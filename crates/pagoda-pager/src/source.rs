@@ -17,6 +17,12 @@ pub enum Source {
     Wake,
     /// The VMM's pidfd.
     Exit,
+    /// A mapper's connection, of this generation (24 bits).
+    Mapper { slot: u8, generation: u32 },
+    /// A mapper's userfaultfd has messages.
+    MapperUffd(u32),
+    /// A mapper's pidfd.
+    MapperExit(u32),
     /// A tier's read or write for an operation ended.
     Io {
         /// The tier.
@@ -39,6 +45,9 @@ impl Source {
             Source::Exit => (5, 0),
             Source::Io { tier, op } => (6, (tier.0 as u32) << 16 | op.0 as u32),
             Source::Tier(tier) => (7, tier.0 as u32),
+            Source::Mapper { slot, generation } => (8, (slot as u32) << 24 | generation & 0xff_ffff),
+            Source::MapperUffd(slot) => (9, slot),
+            Source::MapperExit(slot) => (10, slot),
         };
         (tag << 32) | index as u64
     }
@@ -54,6 +63,9 @@ impl Source {
             5 => Source::Exit,
             6 => Source::Io { tier: TierIdx((index >> 16) as u8), op: OpId(index as u16) },
             7 => Source::Tier(TierIdx(index as u8)),
+            8 => Source::Mapper { slot: (index >> 24) as u8, generation: index & 0xff_ffff },
+            9 => Source::MapperUffd(index),
+            10 => Source::MapperExit(index),
             _ => return None,
         })
     }
@@ -74,6 +86,9 @@ mod tests {
             Source::Io { tier: TierIdx(0), op: OpId(u16::MAX) },
             Source::Io { tier: TierIdx(3), op: OpId(0) },
             Source::Tier(TierIdx(2)),
+            Source::Mapper { slot: 3, generation: 0xff_ffff },
+            Source::MapperUffd(1),
+            Source::MapperExit(2),
         ];
         for source in sources {
             assert_eq!(Source::of(source.key()), Some(source));

@@ -121,7 +121,7 @@ fn serve(agent: c_int) -> Result<std::convert::Infallible, Broken> {
 }
 
 /// Removes page-table entries; the pages stay in the RAM file, and the next access faults. Answers the zap's epoch.
-fn zap(ranges: &[Range]) -> (u64, u32) {
+pub fn zap(ranges: &[Range]) -> (u64, u32) {
     clock::rings::refresh();
     let errno = ram::pinned(ranges, || {
         let failed = ranges.iter().map(|range| madvise(range, libc::MADV_DONTNEED)).find(|errno| *errno != 0);
@@ -213,7 +213,8 @@ fn reconnect(agent: c_int, config: &Config) {
     }
 }
 
-fn sleep(pause: Duration) {
+/// Waits, with all signals blocked as they are in the shim's threads.
+pub fn sleep(pause: Duration) {
     let time = libc::timespec { tv_sec: pause.as_secs() as i64, tv_nsec: i64::from(pause.subsec_nanos()) };
     // SAFETY: nanosleep(2) reads one timespec; the rest is not asked for. All signals are blocked here, and an early end
     // would do no harm.

@@ -10,7 +10,7 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 use pagoda_abi::attach::{
-    FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, PREPARED_TEMPLATE, Packet, Region, Shard,
+    FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_LENDING, PREPARED_SHARING, PREPARED_TEMPLATE, Packet, Region, Shard,
 };
 use pagoda_abi::shared::{SHARED_MAGIC, Shared};
 use pagoda_abi::{REGION_ALIGN, REGIONS_MAX, UFFDS_MAX};
@@ -19,7 +19,7 @@ use crate::attachment::{Attachment, attachment, hello, keep, receive_patiently};
 use crate::config::{Config, duplicate};
 use crate::link::{self, Broken, Fds};
 use crate::say::give_up;
-use crate::{agent, borrow, clock, end, folios, ram, real};
+use crate::{agent, borrow, clock, end, folios, foreign, ram, real};
 
 /// How long the daemon may be unreachable when a VM starts; longer than its own restart takes.
 const REACH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -101,6 +101,9 @@ fn prepared(link: c_int, flags: &mut u32) -> Result<Prepared, Broken> {
     match (packet, fds.as_slice()) {
         (Packet::Prepared { uffds, flags: given }, [shared, rest @ ..]) => {
             *flags |= given;
+            if given & PREPARED_LENDING != 0 {
+                foreign::allow_lending();
+            }
             let device = rest.first().copied().filter(|_| given & PREPARED_DEVICE != 0);
             let next = usize::from(device.is_some());
             let template = rest.get(next).copied().filter(|_| given & PREPARED_TEMPLATE != 0);
@@ -130,10 +133,7 @@ fn make(config: &Config, prepared: Prepared) -> Attachment {
             if [libc::EMFILE, libc::ENFILE].contains(&link::errno()) {
                 no_descriptor();
             }
-            give_up(format_args!(
-                "attach: no permission for userfaultfd: let the VM's user open /dev/userfaultfd, or give it \
-                 CAP_SYS_PTRACE, or set vm.unprivileged_userfaultfd=1"
-            ));
+            no_permission();
         };
         fds.push(duplicate_and_close(uffd).unwrap_or_else(|| no_descriptor()));
     }
@@ -142,6 +142,7 @@ fn make(config: &Config, prepared: Prepared) -> Attachment {
     }
     let shared = duplicate_and_close(shared).unwrap_or_else(|| no_descriptor());
     map_shared(shared);
+    end::watch();
     fds.push(shared);
     for file in kept.into_iter().flatten() {
         fds.push(duplicate_and_close(file).unwrap_or_else(|| no_descriptor()));
@@ -175,8 +176,15 @@ fn plan_shards(regions: &[Region], uffds: usize) -> List<Shard, UFFDS_MAX> {
     shards
 }
 
+pub fn no_permission() -> ! {
+    give_up(format_args!(
+        "attach: no permission for userfaultfd: let the VM's user open /dev/userfaultfd, or give it CAP_SYS_PTRACE, or set \
+         vm.unprivileged_userfaultfd=1"
+    ))
+}
+
 /// By the daemon's device, else our own, else the system call: which of them is allowed is the host's choice.
-fn make_uffd(device: Option<c_int>) -> Option<c_int> {
+pub fn make_uffd(device: Option<c_int>) -> Option<c_int> {
     const FLAGS: c_int = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: USERFAULTFD_IOC_NEW takes its flags by value and touches no memory; on any other fd it is an error.
     let from = |device: c_int| unsafe { real::ioctl(device, USERFAULTFD_IOC_NEW, FLAGS as usize as *mut _) };
@@ -207,7 +215,8 @@ fn duplicate_and_close(fd: c_int) -> Option<c_int> {
     Some(copy)
 }
 
-fn map_shared(fd: c_int) {
+/// Maps the memory that this process shares with the daemon.
+pub fn map_shared(fd: c_int) {
     // SAFETY: a plain C structure: all zero bits are valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: fstat(2) fills the structure it is given.
@@ -229,7 +238,6 @@ fn map_shared(fd: c_int) {
     }
     // SAFETY: it is never unmapped.
     unsafe { clock::set_shared(shared) };
-    end::watch();
 }
 
 #[cfg(test)]

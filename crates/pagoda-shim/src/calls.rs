@@ -10,7 +10,7 @@ use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
 
 use pagoda_abi::PAGE_SIZE;
-use pagoda_abi::attach::{ForeignReason, Packet};
+use pagoda_abi::attach::{FLAG_LENT, ForeignReason, Packet};
 
 use crate::config::Config;
 use crate::link::{self, Broken};
@@ -62,7 +62,7 @@ fn ask_to_discard(config: &Config, region: usize, offset: u64, len: u64) {
     for _ in 0..2 {
         let asked = line.connected(config).and_then(|link| ask(link, &question));
         match asked {
-            Ok(()) => return,
+            Ok(_) => return,
             Err(_) => line.hang_up(),
         }
     }
@@ -79,11 +79,25 @@ pub fn wait_until_resident(config: &Config, reason: ForeignReason) {
     }
 }
 
-fn ask(link: c_int, question: &Packet) -> Result<(), Broken> {
+/// Asks for leave to give RAM to a mapper. False: the daemon does not know it.
+pub fn ask_to_lend(config: &Config) -> bool {
+    let mut line = LINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let question = Packet::Foreign { reason: ForeignReason::RamFdLent };
+    loop {
+        match line.connected(config).and_then(|link| ask(link, &question)) {
+            Ok(flags) => return flags & FLAG_LENT != 0,
+            Err(_) => line.hang_up(),
+        }
+        std::thread::sleep(DAEMON_AWAY_PAUSE);
+    }
+}
+
+/// The flags of the answer, if it has any.
+fn ask(link: c_int, question: &Packet) -> Result<u32, Broken> {
     link::send(link, question, &[])?;
     match (link::receive_answer(link)?, question) {
-        (Packet::Discarded { seq: answered }, Packet::Discard { seq, .. }) if answered == *seq => Ok(()),
-        (Packet::Welcome { .. }, Packet::Foreign { .. }) => Ok(()),
+        (Packet::Discarded { seq: answered }, Packet::Discard { seq, .. }) if answered == *seq => Ok(0),
+        (Packet::Welcome { flags }, Packet::Foreign { .. }) => Ok(flags),
         _ => Err(Broken::Gone),
     }
 }

@@ -28,10 +28,19 @@ pub struct RamFile {
     ino: u64,
 }
 
+/// What a process is to the VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It runs the guest.
+    Vmm,
+    /// It maps the guest's RAM beside the VMM.
+    Mapper,
+}
+
 /// What the environment says.
 #[derive(Clone, Copy)]
 pub struct Name {
-    /// Which VM this is.
+    /// Which VM or mapper this is.
     pub token: Token,
     /// Where the daemon listens.
     pub address: libc::sockaddr_un,
@@ -40,10 +49,16 @@ pub struct Name {
 /// A managed process: a VM, and its RAM.
 pub struct Config {
     pub name: Name,
+    pub role: Role,
     ram: List<RamFile, REGIONS_MAX>,
 }
 
 static NAME: OnceLock<Name> = OnceLock::new();
+static ROLE: OnceLock<Role> = OnceLock::new();
+/// A copy: the program may change its environment.
+static LENDS_TO: OnceLock<([u8; LENDS_TO_MAX], usize)> = OnceLock::new();
+/// A path of a socket has at most so many bytes, and an at sign may stand for the first.
+const LENDS_TO_MAX: usize = 108;
 static CONFIG: OnceLock<Config> = OnceLock::new();
 
 /// The VM that `pagoda run` started this process for.
@@ -56,9 +71,19 @@ pub fn config() -> Option<&'static Config> {
     CONFIG.get()
 }
 
+/// What this process was started as.
+pub fn role() -> Role {
+    ROLE.get().copied().unwrap_or(Role::Vmm)
+}
+
+/// The address of the socket on whose connections this VMM lends RAM to a mapper, as getpeername(2) gives it.
+pub fn lends_to() -> Option<&'static [u8]> {
+    LENDS_TO.get().map(|(bytes, len)| &bytes[..*len])
+}
+
 /// This process has its RAM.
-pub fn set_ram(name: &Name, ram: List<RamFile, REGIONS_MAX>) -> &'static Config {
-    CONFIG.get_or_init(|| Config { name: *name, ram })
+pub fn set_ram(name: &Name, ram: List<RamFile, REGIONS_MAX>, role: Role) -> &'static Config {
+    CONFIG.get_or_init(|| Config { name: *name, role, ram })
 }
 
 impl Config {
@@ -76,14 +101,30 @@ impl Config {
 
 /// Called once, by the constructor.
 pub fn load() {
-    let (Some(token), Some(path)) = (env(c"PAGODA_TOKEN"), env(c"PAGODA_ATTACH")) else { return };
+    let Some(path) = env(c"PAGODA_ATTACH") else { return };
+    let (token, role) = match (env(c"PAGODA_TOKEN"), env(c"PAGODA_MAPPER_TOKEN")) {
+        (Some(token), _) => (token, Role::Vmm),
+        (None, Some(token)) => (token, Role::Mapper),
+        (None, None) => return,
+    };
     let Some(token) = token.to_str().ok().and_then(Token::from_hex) else {
-        crate::say::give_up(format_args!("PAGODA_TOKEN is not 32 hexadecimal digits; start the VM with `pagoda run`"));
+        crate::say::give_up(format_args!(
+            "the token in the environment is not 32 hexadecimal digits; start the VM with `pagoda run`"
+        ));
     };
     let Some(address) = socket_address(path) else {
         crate::say::give_up(format_args!("the path in PAGODA_ATTACH is longer than a socket's can be (107 bytes)"));
     };
     let _ = NAME.set(Name { token, address });
+    let _ = ROLE.set(role);
+    if let Some(socket) = env(c"PAGODA_LENDS_TO") {
+        let socket = socket.to_bytes();
+        let mut copy = [0; LENDS_TO_MAX];
+        if let Some(room) = copy.get_mut(..socket.len()) {
+            room.copy_from_slice(socket);
+            let _ = LENDS_TO.set((copy, socket.len()));
+        }
+    }
 }
 
 fn env(name: &CStr) -> Option<&'static CStr> {
@@ -110,6 +151,11 @@ fn socket_address(path: &CStr) -> Option<libc::sockaddr_un> {
 }
 
 impl RamFile {
+    /// RAM of a VM that another process runs: known by what it is, not by a descriptor.
+    pub fn of_others(dev: u64, ino: u64, len: u64) -> Self {
+        RamFile { fd: -1, len, dev, ino }
+    }
+
     /// Takes over a file of `len` bytes as RAM.
     pub fn adopt(fd: c_int, len: u64) -> Option<Self> {
         let (dev, ino, size) = identify(fd)?;

@@ -6,7 +6,7 @@
 //! of RAM is in it ([`report_and_wait`]): they have no userfaultfd, and would read what is out as zeros.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use pagoda_abi::attach::{ForeignReason, Packet};
 
@@ -20,6 +20,9 @@ static REPORTED: AtomicU32 = AtomicU32::new(0);
 /// The agent's connection, once there is one. The number never changes: a new connection takes it over by dup3(2), so
 /// a report cannot go to a stranger.
 static LINK: AtomicI32 = AtomicI32::new(-1);
+
+/// The daemon may be asked for leave to lend RAM.
+static LENDING: AtomicBool = AtomicBool::new(false);
 
 const fn bit(reason: ForeignReason) -> u32 {
     1 << reason.to_u32()
@@ -55,9 +58,25 @@ pub fn template_given() {
     }
 }
 
+/// RAM goes to a process that is known as a mapper if the daemon says so; else as to any other.
+pub fn lend() {
+    let Some(config) = crate::config::config() else { return };
+    if !LENDING.load(Ordering::Relaxed) || !crate::calls::ask_to_lend(config) {
+        report_and_wait(ForeignReason::RamFdSent);
+    }
+}
+
+/// The daemon knows mappers.
+pub fn allow_lending() {
+    LENDING.store(true, Ordering::Relaxed);
+}
+
 /// Reports a reason and waits until the daemon has brought all of RAM back for good. A daemon that is away is waited for,
 /// as by a thread that faults; a VM that was never handed over has nothing to wait for.
 pub fn report_and_wait(reason: ForeignReason) {
+    if crate::mapper::is_one() {
+        crate::mapper::refuse_to_pass_on();
+    }
     // Another thread may have reported it, and wait still.
     if REPORTED.load(Ordering::Relaxed) & bit(reason) != 0 && !lent::is_any_lent() {
         return;

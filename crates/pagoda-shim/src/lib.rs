@@ -11,7 +11,8 @@
 //!   ([`foreign`]);
 //! * it maps what a clone borrows, and moves RAM there when it is the clone's own ([`borrow`]);
 //! * it keeps QEMU from leaving RAM out of a migration ([`gate`]);
-//! * it notes that the VMM ends by itself, and was not killed ([`end`]).
+//! * it notes that the VMM ends by itself, and was not killed ([`end`]);
+//! * in a process that maps the RAM of another's VM, it sees to it that the daemon knows of each mapping ([`mapper`]).
 //!
 //! Owns: the userfaultfds, the RAM fds, the shared memory and the two connections. Nobody else may close them: closing
 //! a userfaultfd turns pages that are out into zeros.
@@ -52,6 +53,7 @@ mod gate;
 mod hooks;
 mod lent;
 mod link;
+mod mapper;
 mod orders;
 mod ram;
 mod real;
@@ -63,10 +65,13 @@ mod take;
 #[used]
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = {
+    use config::Role;
     extern "C" fn constructor() {
         config::load();
-        if config::name().is_some() {
-            end::register();
+        match (config::name(), config::role()) {
+            (Some(_), Role::Vmm) => end::register(),
+            (Some(name), Role::Mapper) => mapper::begin(name),
+            (None, _) => {}
         }
     }
     constructor

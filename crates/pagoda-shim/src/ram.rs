@@ -1,7 +1,7 @@
 //! Where guest RAM is mapped.
 //!
 //! Written by the hooks of mmap(2) and munmap(2), read by every hook and by the agent. Reading takes no lock: a region is
-//! published by its address, and there are at most [`REGIONS_MAX`] of them.
+//! published by its address, and there are at most [`REGIONS_MAX`] of them, or [`MAPS_MAX`] mappings in a mapper.
 //! A zap and the end of a mapping exclude each other ([`pinned`], [`forget`]): a zap that came late would empty whatever
 //! the VMM mapped there next.
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pagoda_abi::attach::Range;
+use pagoda_abi::attach::{MAPS_MAX, Range};
 use pagoda_abi::{PAGE_SIZE, REGIONS_MAX};
 
 use crate::{lent, real};
@@ -27,8 +27,11 @@ struct Mapping {
     len: AtomicUsize,
 }
 
-static MAPPINGS: [Mapping; REGIONS_MAX] =
-    [const { Mapping { addr: AtomicUsize::new(0), len: AtomicUsize::new(0) } }; REGIONS_MAX];
+/// By region in a VMM, which maps each once; by their own numbers in a mapper.
+static MAPPINGS: [Mapping; MAPS_MAX] =
+    [const { Mapping { addr: AtomicUsize::new(0), len: AtomicUsize::new(0) } }; MAPS_MAX];
+/// How many of them this process may use: each hook looks at all of these.
+static USABLE: AtomicUsize = AtomicUsize::new(REGIONS_MAX);
 /// How often RAM was mapped or unmapped, so that a process without RAM is known by one load.
 static MAPPED: AtomicU64 = AtomicU64::new(0);
 /// The protection that the VMM wants for each region. Until the VM is attached its RAM has none, so that no page of it
@@ -53,6 +56,15 @@ fn lock_layout_at_rest() -> MutexGuard<'static, ()> {
     }
 }
 
+/// This process is a mapper, which maps RAM in parts.
+pub fn allow_many() {
+    USABLE.store(MAPS_MAX, Ordering::SeqCst);
+}
+
+fn usable() -> std::ops::Range<usize> {
+    0..USABLE.load(Ordering::Relaxed)
+}
+
 /// Region `index` is now mapped at `addr`.
 pub fn set_mapped(index: usize, addr: usize, len: usize) {
     MAPPINGS[index].len.store(len, Ordering::SeqCst);
@@ -71,7 +83,7 @@ pub fn overlap(addr: usize, len: usize) -> Option<(usize, usize, usize)> {
     if MAPPED.load(Ordering::Acquire) == 0 || len == 0 {
         return None;
     }
-    (0..REGIONS_MAX).find_map(|index| {
+    usable().find_map(|index| {
         let (start, size) = mapping(index)?;
         let from = addr.max(start);
         let to = addr.saturating_add(len).min(start + size);
@@ -141,7 +153,7 @@ pub fn pinned<R>(ranges: &[Range], work: impl FnOnce() -> R) -> Option<R> {
 
 /// Does something with each mapping of guest RAM: its address and length.
 pub fn for_each_mapping(mut work: impl FnMut(usize, usize)) {
-    (0..REGIONS_MAX).filter_map(mapping).for_each(|(addr, len)| work(addr, len));
+    usable().filter_map(mapping).for_each(|(addr, len)| work(addr, len));
 }
 
 /// Runs `work`, which ends the mapping of this range, with the regions in it forgotten.

@@ -15,7 +15,7 @@ use pagoda_abi::{RAM_PATH, REGIONS_MAX};
 
 use crate::attach::reach;
 use crate::attachment::attachment;
-use crate::config::{Config, Name, RamFile, config, name, set_ram};
+use crate::config::{Config, Name, RamFile, Role, config, name, set_ram};
 use crate::link::{self, Broken};
 use crate::say::{give_up, say};
 use crate::{agent, config};
@@ -73,7 +73,7 @@ fn take(name: &'static Name) -> Result<&'static Config, c_int> {
         Ok(result)
     });
     link::close(ram.link);
-    let config = set_ram(name, ram.value?);
+    let config = set_ram(name, ram.value?, Role::Vmm);
     agent::start_thread(watchdog, null_mut());
     Ok(config)
 }

@@ -25,6 +25,7 @@ pub mod allocations;
 #[cfg(any(test, feature = "test-kit"))]
 pub mod guest;
 pub mod host;
+pub mod mapper;
 pub mod pagemap;
 pub mod peek;
 pub mod process;

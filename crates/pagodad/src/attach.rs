@@ -6,6 +6,7 @@
 
 mod gate;
 mod handshakes;
+mod lend;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,8 +16,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use pagoda_abi::Token;
 use pagoda_abi::attach::{
-    FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_SHARING, PREPARED_TEMPLATE, Packet, Region as WireRegion,
-    Shard as WireShard, Text,
+    FLAG_HUGE, List, PREPARED_DEVICE, PREPARED_LENDING, PREPARED_SHARING, PREPARED_TEMPLATE, Packet,
+    Region as WireRegion, Shard as WireShard, Text,
 };
 use pagoda_api::types::VmKind;
 use pagoda_api::{in_full, with_advice};
@@ -40,6 +41,7 @@ use pagoda_sys::template::Template;
 use pagoda_sys::uffd::{self, Uffd};
 
 use self::handshakes::Handshakes;
+use crate::mappers;
 use crate::policy::settings;
 use crate::qmp::Held;
 use crate::record::{OperationKind, Record, SharingFiles};
@@ -128,6 +130,7 @@ fn greet(
             attached.inspect_err(|error| note_refusal(registry, token, peer, &in_full(error.as_ref())))
         }
         Packet::Outbox { token } => give_outbox(connection, registry, token, peer),
+        Packet::Mapper { token } => lend::lend(connection, registry, token, peer),
         Packet::Calls { token } => {
             let name = authorised(registry, token, peer)?;
             let handle = registry.lock().get(&name).and_then(|vm| vm.handle.clone());
@@ -198,14 +201,17 @@ fn fetch(connection: &Connection, registry: &Registry, token: Token, peer: Peer)
     Ok(())
 }
 
+/// Whether a process of this user may be one of the VM's.
+fn may_serve(vm: &Vm, peer: Peer) -> Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    let is_starter = vm.started_by.is_some_and(|by| by.uid == peer.uid);
+    ensure!(peer.uid == 0 || peer.uid == own || is_starter, "user {} may not serve {}", peer.uid, vm.record.name);
+    Ok(())
+}
+
 /// Gives the process of an outbox what its control connections come to, and remembers it as that process.
 fn give_outbox(connection: &Connection, registry: &Arc<Registry>, token: Token, peer: Peer) -> Result<()> {
-    let own = rustix::process::geteuid().as_raw();
-    let may = |vm: &Vm| {
-        let is_starter = vm.started_by.is_some_and(|by| by.uid == peer.uid);
-        ensure!(peer.uid == 0 || peer.uid == own || is_starter, "user {} may not serve {}", peer.uid, vm.record.name);
-        Ok(())
-    };
+    let may = |vm: &Vm| may_serve(vm, peer);
     let start = process::start_time(peer.pid).context("look at the process")?;
     let listener = registry.give_outbox(token, may, (peer.pid, start))?;
     connection.send(&Packet::Welcome { flags: 0 }, &[listener.as_fd()])?;
@@ -238,14 +244,17 @@ struct Prepared {
 
 fn prepare(connection: &Connection, registry: &Registry, token: Token, peer: Peer) -> Result<Prepared> {
     let name = authorised(registry, token, peer)?;
-    let shared = SharedMap::create()?;
+    let shared = {
+        let mut vms = registry.lock();
+        lend::shared_of(vms.get_mut(&name).context("the VM is gone")?)?
+    };
     let kept = registry.prepare_sharing(&name)?;
     let device = uffd::open_device().ok();
     // What it has of its own there has to be read when it is moved.
     let template = registry.template_of(&name).filter(|_| Memory::open(peer.pid).is_ok());
     let lent = if template.is_some() { PREPARED_TEMPLATE } else { 0 };
     let sharing = if kept.is_empty() { 0 } else { PREPARED_SHARING };
-    let flags = huge_flag() | sharing | lent | if device.is_some() { PREPARED_DEVICE } else { 0 };
+    let flags = PREPARED_LENDING | huge_flag() | sharing | lent | if device.is_some() { PREPARED_DEVICE } else { 0 };
     let mut fds = vec![shared.as_fd()];
     fds.extend(device.as_ref().map(AsFd::as_fd));
     fds.extend(template.as_ref().map(|template| template.as_fd()));
@@ -300,6 +309,7 @@ fn attach(
     let template = prepared.and_then(|of| of.template);
     let loan = borrowed(registry, &record, &mut kept, template, space.chunks(), pid)?;
     let borrows = loan.is_some();
+    let inode = space.regions().next().map_or(0, |(_, region)| region.ram.inode().1);
     let inodes = space.regions().map(|(_, region)| region.ram.inode()).collect();
     let (handle, inbox) = channel_pair()?;
     let handle = Arc::new(handle);
@@ -315,6 +325,8 @@ fn attach(
     // Before its engine starts, for then pages change.
     let image = if taken_over { snapshots::unfilled(registry, &record, &shared) } else { None };
     let holds_image = image.is_some();
+    let mappers = mappers::known(&shared, &registry.config.state_dir, inode)?;
+    let met: Vec<usize> = mappers.iter().map(|mapper| mapper.slot).collect();
     let parts = Parts {
         name: name.clone(),
         space,
@@ -336,8 +348,9 @@ fn attach(
         image,
         sharing: looking,
         loan,
+        mappers,
     };
-    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing, borrows, holds_image, view };
+    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing, borrows, holds_image, view, met };
     start_engine(registry, made)?;
     tracing::info!(vm = %name, pid, taken_over, "attached");
     if let Err(error) = registry.crashes.remove(&name) {
@@ -390,11 +403,13 @@ struct Made {
     holds_image: bool,
     /// Another view of what the VMM keeps.
     view: SharedMap,
+    /// Slots of the mappers that the engine begins with.
+    met: Vec<usize>,
 }
 
 /// Starts the engine, and enters it in the registry, in one step that nobody sees a part of.
 fn start_engine(registry: &Registry, made: Made) -> Result<()> {
-    let Made { id, parts, handle, inbox, inodes, pid, sharing, borrows, holds_image, view } = made;
+    let Made { id, parts, handle, inbox, inodes, pid, sharing, borrows, holds_image, view, met } = made;
     let (name, limit) = (parts.name.clone(), parts.limit);
     let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| {
         ensure!(vm.handle.is_none(), "{name} is being attached by another connection");
@@ -407,8 +422,15 @@ fn start_engine(registry: &Registry, made: Made) -> Result<()> {
     let begin = |vm: &mut Vm, written: Result<()>| {
         written.context("write the VM's record")?;
         let token = vm.record.token;
+        // Those that have come since. From here on the engine hears of each.
+        let inode = inodes.first().map_or(0, |(_, inode)| *inode);
+        for new in mappers::known(&view, &registry.config.state_dir, inode)? {
+            if !met.contains(&new.slot) {
+                handle.send(Command::Mapper(new));
+            }
+        }
         vm.inodes = inodes;
-        vm.shared = Some(view);
+        (vm.shared, vm.to_be_shared) = (Some(view), None);
         (vm.stalled, vm.refused) = (None, None);
         vm.ram.clear();
         let notices = registry.notices();

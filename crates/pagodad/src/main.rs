@@ -10,6 +10,7 @@ mod crashes;
 mod disks;
 mod hosts;
 mod images;
+mod mappers;
 mod metrics;
 mod moves;
 mod notices;

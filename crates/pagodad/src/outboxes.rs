@@ -425,6 +425,11 @@ impl Outboxes {
         lock(&self.unreadable).iter().filter(|path| path.exists()).cloned().collect()
     }
 
+    /// The one whose process has this token.
+    pub fn by_token(&self, token: Token) -> Option<Arc<Outbox>> {
+        lock(&self.all).values().find(|outbox| outbox.token == token).cloned()
+    }
+
     /// That of the VM with this token.
     pub fn of_vm(&self, vm_token: Token) -> Option<Arc<Outbox>> {
         lock(&self.all).values().find(|outbox| outbox.vm_token == vm_token).cloned()

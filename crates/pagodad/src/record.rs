@@ -90,6 +90,10 @@ pub struct Record {
     /// with what is old.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<MovedDisk>,
+    /// It may lend its memory to another process, which has pages mapped then. A daemon of before refuses the record, for it would not
+    /// unmap them there.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub lends: bool,
     /// Its program has ended, which was noted, and all of it is gone but these disks.
     #[serde(default, skip_serializing_if = "is_false")]
     pub ended: bool,
@@ -157,6 +161,7 @@ impl Record {
             reads: None,
             borrows: false,
             has_source_tier: false,
+            lends: false,
             disks: Vec::new(),
             ended: false,
         }

@@ -19,7 +19,7 @@ impl Engine {
         let turn = self.imager.turn(&mut self.paging);
         match turn {
             Turn::Nothing => {}
-            Turn::AskClock => self.link.agent.ask_clock(&mut self.ring),
+            Turn::AskClock => self.ask_clocks(),
             Turn::Freeze { has_parent } => {
                 self.step(Event::Freeze { has_parent });
                 self.imager.end_beginning(&mut self.paging);

@@ -1,7 +1,7 @@
 //! The link to the VMM: its process, its agent, and its threads' calls.
 //!
 //! The [`agent`] is the shim's thread, which does for the engine what only the VMM's own process can. The [`calls`] are
-//! what threads of the VMM ask of the engine and wait for. Neither changes a page: what is received goes back to the
+//! what threads of the VMM ask of the engine and wait for. The [`mappers`] are other processes that map the VM's memory. None changes a page: what is received goes back to the
 //! loop, which makes events of it.
 //!
 //! If a connection breaks, the VM goes on: its faults are served, and what needs the agent waits for its next connection.
@@ -9,6 +9,7 @@
 pub mod agent;
 pub mod calls;
 mod gate;
+pub mod mappers;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use pagoda_sys::ring::{Ring, RingError};
 
 use self::agent::Agent;
 use self::calls::Calls;
+use self::mappers::MapperLinks;
 use super::broken::Broken;
 use crate::source::Source;
 
@@ -25,12 +27,18 @@ pub struct VmmLink {
     pidfd: OwnedFd,
     pub agent: Agent,
     pub calls: Calls,
+    pub mappers: MapperLinks,
 }
 
 impl VmmLink {
     /// To the VMM of this VM, whose agent is not connected yet.
     pub fn new(vm: &Arc<str>, pidfd: OwnedFd) -> VmmLink {
-        VmmLink { pidfd, agent: Agent::new(Arc::clone(vm)), calls: Calls::new(Arc::clone(vm)) }
+        VmmLink {
+            pidfd,
+            agent: Agent::new(Arc::clone(vm)),
+            calls: Calls::new(Arc::clone(vm)),
+            mappers: MapperLinks::new(Arc::clone(vm)),
+        }
     }
 
     /// Waits for the end of the VMM.

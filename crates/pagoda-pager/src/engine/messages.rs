@@ -11,6 +11,7 @@ use super::Engine;
 use super::broken::Broken;
 use super::link::agent::Asked;
 use super::link::calls::{Calls, Heard};
+use super::link::mappers::Zapped;
 use crate::handle::{Command, Notice};
 
 impl Engine {
@@ -28,6 +29,7 @@ impl Engine {
                 }
             }
             Command::Calls(connection) => self.connect_calls(connection),
+            Command::Mapper(new) => self.add_mapper(new),
             Command::Sample(pages) => {
                 let (sampler, mut context) = self.sampling();
                 let started = sampler.start_sample(pages, &mut context);
@@ -78,12 +80,12 @@ impl Engine {
         }
     }
 
-    fn pin(&mut self, reason: String) {
+    pub(super) fn pin(&mut self, reason: String) {
         self.reporter.note_pin(reason);
         self.apply(Event::Pin);
     }
 
-    fn pin_for(&mut self, reason: ForeignReason) {
+    pub(super) fn pin_for(&mut self, reason: ForeignReason) {
         if reason == ForeignReason::UntrackedIo {
             // Before it is tried: what is moved would not be what the disk writes to.
             self.apply(Event::KeepBorrowed);
@@ -145,21 +147,7 @@ impl Engine {
                 if !done {
                     tracing::warn!(vm = %self.name, errno, "zap failed");
                 }
-                match asked {
-                    Asked::Chunks(op) => self.apply(Event::ZapDone { op, epoch: done.then_some(epoch) }),
-                    Asked::Watch { ticket, at } => {
-                        self.sampler.note_zap(at);
-                        self.apply(Event::PagesZapped { ticket, done });
-                    }
-                    Asked::Peek { round, pages, at } => {
-                        self.sampler.note_zap(at);
-                        self.sampler.complete_peek(round, pages, done);
-                    }
-                    Asked::Age { pages, at } => {
-                        self.sampler.note_zap(at);
-                        self.sampler.complete_age(pages, done, &self.paging);
-                    }
-                }
+                self.zapped_in_vmm(Zapped { asked, done, epoch });
             }
             Packet::Clocked { .. } => {
                 self.link.agent.complete_clock();
@@ -172,6 +160,25 @@ impl Engine {
             Packet::Owned { order, errno } => self.owned(order, errno),
             Packet::Gated { seq, open } => self.link.agent.complete_gate(seq, open),
             other => tracing::warn!(vm = %self.name, ?other, "the agent said something it should not"),
+        }
+    }
+
+    /// A zap has been done, in the VMM and wherever else it was to be.
+    pub(super) fn zapped(&mut self, Zapped { asked, done, epoch }: Zapped) {
+        match asked {
+            Asked::Chunks(op) => self.apply(Event::ZapDone { op, epoch: done.then_some(epoch) }),
+            Asked::Watch { ticket, at } => {
+                self.sampler.note_zap(at);
+                self.apply(Event::PagesZapped { ticket, done });
+            }
+            Asked::Peek { round, pages, at } => {
+                self.sampler.note_zap(at);
+                self.sampler.complete_peek(round, pages, done);
+            }
+            Asked::Age { pages, at } => {
+                self.sampler.note_zap(at);
+                self.sampler.complete_age(pages, done, &self.paging);
+            }
         }
     }
 
@@ -191,6 +198,12 @@ impl Engine {
                     if !self.link.calls.another_comes(&mut self.ring, id) {
                         break;
                     }
+                }
+                Heard::Foreign { reason: ForeignReason::RamFdLent } => {
+                    self.link.calls.begin(id);
+                    // What is borrowed of a snapshot is mapped in the VMM alone.
+                    let is_known = !self.link.mappers.is_empty() && !self.paging.may_borrow();
+                    self.link.calls.answer_lend(id, is_known);
                 }
                 Heard::Foreign { reason } => {
                     self.pin_for(reason);

@@ -41,7 +41,7 @@ impl Engine {
                 self.step(Event::Look);
                 if self.mover.answer_look(&mut self.paging) {
                     // What has ended counts until the agent has looked.
-                    self.link.agent.ask_clock(&mut self.ring);
+                    self.ask_clocks();
                 }
             }
             Turn::Copy(pages) => {

@@ -18,8 +18,9 @@ mod busy;
 mod content;
 mod exec;
 mod io;
+mod mappers;
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,10 +33,11 @@ use pagoda_image::ImageId;
 use pagoda_sys::Errno;
 use pagoda_sys::ring::{Ring, RingError};
 use pagoda_sys::socket::SharedMap;
-use pagoda_sys::uffd::Fault;
+use pagoda_sys::uffd::{Fault, Uffd};
 
 use crate::handle::Look;
 use crate::loan::Loan;
+use crate::mapper::Mapped;
 use crate::recover::{self, RecoverError};
 use crate::share::Member;
 use crate::source::Source;
@@ -43,6 +45,7 @@ use crate::space::Space;
 use crate::tier::remote::RemoteNumbers;
 use crate::tier::{Placed, Places, Stack};
 
+use self::mappers::Mappers;
 pub use content::{pieces, short_runs};
 pub use io::Answered;
 
@@ -69,6 +72,7 @@ pub struct Paging {
     borrow: Option<borrowed::Borrow>,
     /// Faults that were read while the kernel waited for a message to be read.
     heard: RefCell<VecDeque<Fault>>,
+    mappers: RefCell<Mappers>,
 }
 
 impl Paging {
@@ -96,6 +100,7 @@ impl Paging {
             expected: None,
             borrow: loan.map(borrowed::Borrow::new),
             heard: RefCell::default(),
+            mappers: RefCell::default(),
         }
     }
 
@@ -122,6 +127,39 @@ impl Paging {
     /// Where pages are that are not in DRAM.
     pub fn tiers(&self) -> &Stack {
         &self.tiers
+    }
+
+    /// The VM's memory in other processes.
+    pub fn mappers(&self) -> RefMut<'_, Mappers> {
+        self.mappers.borrow_mut()
+    }
+
+    /// A mapper may map this from now on.
+    ///
+    /// # Errors
+    /// It cannot be registered.
+    pub fn let_map(&self, slot: usize, mapped: Mapped) -> Result<(), Errno> {
+        // Before it has access: the next daemon must know that it may have entries.
+        self.shared.mark_mapper_maps(slot);
+        self.mappers().insert(slot, mapped)
+    }
+
+    /// A mapper maps all of this, and nothing else.
+    ///
+    /// # Errors
+    /// It cannot be registered.
+    pub fn take_maps(&self, ring: &mut Ring, slot: usize, uffd: Uffd, maps: &[Mapped]) -> Result<(), Errno> {
+        if !maps.is_empty() {
+            self.shared.mark_mapper_maps(slot);
+        }
+        self.mappers().set_maps(ring, slot, uffd, maps)
+    }
+
+    /// A mapper has ended.
+    pub fn forget_mapper(&self, ring: &mut Ring, slot: usize) {
+        let _ = ring.cancel_poll(Source::MapperUffd(slot as u32).key());
+        self.mappers().remove(slot);
+        self.shared.remove_mapper(slot);
     }
 
     /// The machine's time.

@@ -12,6 +12,7 @@ use pagoda_sys::ring::RingError;
 use pagoda_sys::socket::{Connection, SharedMap};
 
 use crate::loan::Loan;
+use crate::mapper::NewMapper;
 use crate::recover::RecoverError;
 use crate::space::Space;
 use crate::tier::Stack;
@@ -59,6 +60,8 @@ pub struct Parts {
     pub sharing: Sharing,
     /// What it borrows of its snapshot.
     pub loan: Option<Loan>,
+    /// Processes that map its memory beside the VMM.
+    pub mappers: Vec<NewMapper>,
 }
 
 /// Where a VM's pages are when its engine starts.
@@ -100,6 +103,9 @@ pub enum EngineError {
         /// The first such chunk.
         chunk: ChunkIdx,
     },
+    /// A process that maps its memory does not say what.
+    #[error("a process that maps its memory beside the VMM: {0}")]
+    Mapper(String),
     /// What it borrows.
     #[error("look at what it borrows of its snapshot: {0}")]
     Loan(std::io::Error),

@@ -22,6 +22,7 @@ use super::status::{Notify, Reporter};
 use super::{Engine, EngineError, Origin, Parts, RING_ENTRIES};
 use crate::follow::Follow;
 use crate::handle::{Inbox, Notice};
+use crate::mapper::NewMapper;
 use crate::poll::BusyPoll;
 use crate::source::Source;
 use crate::threads;
@@ -41,6 +42,7 @@ pub fn spawn(parts: Parts, inbox: Inbox, notify: Box<dyn Fn(Notice) + Send>) -> 
             let end = engine.run();
             if end == Some(Notice::Exited) {
                 engine.end_image();
+                engine.link.mappers.remove_sockets();
                 engine.paging.end_tiers();
             }
             engine.paging.leave_group(end == Some(Notice::Exited));
@@ -101,7 +103,13 @@ impl Engine {
                     maintained: now,
                     end: None,
                 };
-                match engine.start(parts.agent, parts.welcome, (parts.limit, parts.min), parts.origin, parts.image) {
+                match engine.start(
+                    parts.agent,
+                    parts.welcome,
+                    (parts.limit, parts.min),
+                    parts.origin,
+                    (parts.image, parts.mappers),
+                ) {
                     Ok(()) => Ok(engine),
                     Err(error) => {
                         engine.paging.leave_group(false);
@@ -132,7 +140,7 @@ impl Engine {
         welcome: Packet,
         (limit, min): (PageCount, PageCount),
         origin: Origin,
-        image: Option<Arc<Ledger>>,
+        (image, mappers): (Option<Arc<Ledger>>, Vec<NewMapper>),
     ) -> Result<(), EngineError> {
         self.ring.poll_multishot(self.inbox.wake().as_fd(), Source::Wake.key())?;
         self.link.poll_exit(&mut self.ring)?;
@@ -143,6 +151,8 @@ impl Engine {
             self.welcome(&agent, &welcome);
             self.connect_agent(agent)?;
         }
+        // Before anything is registered.
+        self.meet_mappers(mappers, origin.is_taken_over())?;
         // What was ordered is done by now, or never is: before anything is looked at.
         self.paging.settle_moves()?;
         // Intents first: one of them may stand where the note of a lost image goes.

@@ -13,7 +13,7 @@ impl Engine {
         let now = Instant::now();
         if self.paging.machine().is_pin_blocked() {
             // Completions of libaio and io_uring are seen when the agent looks at their rings.
-            self.link.agent.ask_clock(&mut self.ring);
+            self.ask_clocks();
             self.apply(Event::Tick);
         } else if self.paging.machine().is_owning_paused()
             || self.paging.machine().is_copying_back()
@@ -33,6 +33,7 @@ impl Engine {
             // An answer may have been lost with the connection before this one.
             self.repeat_move();
         }
+        self.turn_mappers();
         if self.paging.may_be_free() {
             let armed = self.begin_to_arm();
             self.or_halt(armed);
@@ -63,8 +64,14 @@ impl Engine {
         self.apply(Event::Scan);
         self.sharer.end_scan(begun);
         if self.paging.machine().is_scan_blocked() {
-            self.link.agent.ask_clock(&mut self.ring);
+            self.ask_clocks();
         }
+    }
+
+    /// Has the VMM and mappers look which direct I/O has completed.
+    pub(super) fn ask_clocks(&mut self) {
+        self.link.agent.ask_clock(&mut self.ring);
+        self.link.mappers.ask_clock(&mut self.ring);
     }
 
     /// Lets others see how the VM is.
@@ -72,6 +79,7 @@ impl Engine {
         let has_agent = self.link.agent.is_connected();
         let mut status = self.reporter.status(&mut self.paging, &mut self.sampler, &self.sharer, has_agent);
         self.mover.slowed().add_to(&mut status.stats);
+        status.waits = status.waits.take().or_else(|| self.link.mappers.waits());
         status.image = self.imager.status(&self.paging);
         status.whole_image = self.imager.whole().map(|id| (id, PageCount(self.paging.machine().same())));
         self.inbox.publish(status);

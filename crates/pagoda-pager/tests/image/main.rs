@@ -9,6 +9,7 @@ mod ends;
 mod fails;
 mod files;
 mod fills;
+mod mappers;
 mod moving;
 mod prefetch;
 mod reads;

@@ -15,6 +15,7 @@ use pagoda_core::units::{Bytes, CHUNK_SIZE, ChunkCount, PAGE_SIZE, PageCount};
 use pagoda_image::{Image, Ledger};
 use pagoda_pager::engine::{Origin, Parts, spawn};
 use pagoda_pager::handle::{Command, Handle, Notice, Status, channel_pair};
+use pagoda_pager::mapper::NewMapper;
 use pagoda_pager::share::{Group, Member, table};
 use pagoda_pager::space::{Region, Shard, Space};
 use pagoda_pager::tier::compressed::CompressedTier;
@@ -70,6 +71,8 @@ pub struct Vm {
     swap: Option<SwapFile>,
     /// Of one that may run before all its pages have come.
     arrivals: Option<Arc<Arrivals>>,
+    /// What the next engine is told of other processes that map its memory.
+    pub mappers: Vec<NewMapper>,
 }
 
 /// An engine, from the daemon's side.
@@ -155,7 +158,8 @@ impl Vm {
         let table = kind.shares.then(|| table::create(name, BYTES).unwrap());
         let shared = SharedMap::create().unwrap();
         let (served, arrives, swap, arrivals) = (false, false, None, None);
-        Vm { dir, guest, shared, kind, reads, ram, uffd, group, table, vmm, served, arrives, swap, arrivals }
+        let mappers = Vec::new();
+        Vm { dir, guest, shared, kind, reads, ram, uffd, group, table, vmm, served, arrives, swap, arrivals, mappers }
     }
 
     /// An engine takes the VM, or takes it over from the one before.
@@ -230,6 +234,7 @@ impl Vm {
             image,
             sharing: if self.kind.shares { Sharing::PageOut } else { Sharing::Off },
             loan: None,
+            mappers: std::mem::take(&mut self.mappers),
         };
         let (handle, inbox) = channel_pair().unwrap();
         let (sender, notices) = channel();

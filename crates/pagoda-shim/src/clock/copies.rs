@@ -6,8 +6,9 @@
 //! a socket with kernel TLS and an AF_ALG socket pin, too, and no flag of the file tells.
 //!
 //! The list is there for calls that may wait for long, such as a read from a socket: on the clock, they would hold
-//! page-out back for as long as nothing arrives. Regular files and block devices are always on the clock: a slot costs less
-//! than the system call that would look for an exception.
+//! page-out back for as long as nothing arrives. Regular files and block devices are always on the clock in a VMM: a slot costs less
+//! than the system call that would look for an exception. A mapper's transfers wait for page-ins themselves, and there are many: those
+//! with files in memory are off it.
 
 use std::ffi::{c_int, c_uint};
 
@@ -31,8 +32,19 @@ pub fn is_known_to_copy(fd: c_int) -> bool {
         libc::S_IFIFO => true,
         libc::S_IFSOCK => is_copying_socket(fd),
         libc::S_IFCHR => is_copying_device(major(stat.st_rdev), minor(stat.st_rdev)),
+        libc::S_IFREG => is_on_tmpfs(fd),
         _ => false,
     }
+}
+
+/// mm/shmem.c: shmem_file_read_iter() and the generic write copy, with O_DIRECT too (since Linux 6.6 it is accepted, and has no effect).
+/// memfds are such files.
+fn is_on_tmpfs(fd: c_int) -> bool {
+    // SAFETY: a plain C structure: all zero bits are valid.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: fstatfs(2) fills the structure it is given; a bad fd is an error.
+    let known = unsafe { libc::fstatfs(fd, &mut found) } == 0;
+    known && found.f_type == libc::TMPFS_MAGIC
 }
 
 /// Character devices (Documentation/admin-guide/devices.txt).

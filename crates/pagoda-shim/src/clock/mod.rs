@@ -17,16 +17,33 @@ pub mod sync;
 pub mod table;
 pub mod uring;
 
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use pagoda_abi::shared::Shared;
+use pagoda_abi::shared::{Shared, VMM_IO_SLOTS, mapper_io_slots};
 
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
+/// The mapper's number by which its slots are its own; [`VMM`] in the VMM.
+static MAPPER: AtomicUsize = AtomicUsize::new(VMM);
+const VMM: usize = usize::MAX;
 
 /// The shared memory, once it is mapped.
 pub fn shared() -> Option<&'static Shared> {
     // SAFETY: null, or what `set_shared` was given: valid for ever, and all its fields are atomics.
     unsafe { SHARED.load(Ordering::Acquire).as_ref() }
+}
+
+/// This process is the mapper of this number.
+pub fn set_mapper(slot: usize) {
+    MAPPER.store(slot, Ordering::Relaxed);
+}
+
+/// A slot for a direct I/O of this process; see [`Shared::start_io`].
+pub fn start_io(clock: &Shared, hint: usize) -> Option<usize> {
+    let slots = match MAPPER.load(Ordering::Relaxed) {
+        VMM => VMM_IO_SLOTS,
+        mapper => mapper_io_slots(mapper),
+    };
+    clock.start_io_in(slots, hint)
 }
 
 /// Starts the clock.

@@ -21,7 +21,7 @@ pub fn timed<R>(touches_ram: bool, call: impl FnOnce() -> R) -> R {
         crate::foreign::report(pagoda_abi::attach::ForeignReason::UntrackedIo);
         return call();
     };
-    let slot = clock.start_io(hint());
+    let slot = super::start_io(clock, hint());
     let result = call();
     clock.finish_io(slot);
     result

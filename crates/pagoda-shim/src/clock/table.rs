@@ -29,7 +29,7 @@ impl Held {
     const OVERFLOW: Held = Held(1);
 
     fn start(clock: &Shared, hint: usize) -> Held {
-        clock.start_io(hint).map_or(Held::OVERFLOW, |slot| Held(slot as u32 + 2))
+        super::start_io(clock, hint).map_or(Held::OVERFLOW, |slot| Held(slot as u32 + 2))
     }
 
     fn finish(self, clock: Option<&Shared>) {

@@ -241,7 +241,8 @@ impl Reader {
             return Err(Fault::Surprise);
         }
         if self.blind.is_none() && table.pending() >= u64::from(self.entries) {
-            self.blind = Some(Blind { in_flight: table.pending(), slot: clock.and_then(|clock| clock.start_io(0)) });
+            self.blind =
+                Some(Blind { in_flight: table.pending(), slot: clock.and_then(|clock| super::start_io(clock, 0)) });
         }
         match &mut self.blind {
             Some(blind) => {

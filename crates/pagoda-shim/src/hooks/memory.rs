@@ -7,9 +7,9 @@ use libc::{off_t, size_t};
 use super::{fail, hook};
 use crate::attach;
 use crate::attachment::attachment;
-use crate::config::{Config, config};
+use crate::config::{Config, Role, config};
 use crate::say::{give_up, say};
-use crate::{calls, folios, ram, real};
+use crate::{calls, folios, mapper, ram, real};
 
 /// A mapping of a RAM file is about to be made: is it the one of its region?
 fn is_whole_region(config: &Config, region: usize, len: usize, offset: off_t) -> bool {
@@ -54,6 +54,12 @@ fn drops_private_pages(advice: c_int) -> bool {
     drops.contains(&advice)
 }
 
+/// What mmap(2) answers to an error.
+fn failed(errno: c_int) -> *mut c_void {
+    fail(errno);
+    libc::MAP_FAILED
+}
+
 /// The guest gave part of a region back.
 fn discard(config: &Config, region: usize, offset: u64, len: u64) {
     let end = offset.saturating_add(len).min(config.ram()[region].len);
@@ -82,6 +88,16 @@ hook! {
         let call = |prot, flags| unsafe { real::mmap(addr, len, prot, flags, fd, offset) };
         let Some(config) = config() else { return call(prot, flags) };
         let region = if flags & libc::MAP_ANONYMOUS == 0 { config.region_of(fd) } else { None };
+        if let Some(region) = region
+            && config.role == Role::Mapper
+        {
+            let replaces = flags & libc::MAP_FIXED != 0 && ram::overlaps(addr as usize, len);
+            if replaces || flags & libc::MAP_TYPE == libc::MAP_PRIVATE {
+                fail(libc::EINVAL);
+                return libc::MAP_FAILED;
+            }
+            return mapper::map(config, region, (len, offset), prot, |prot| call(prot, flags)).unwrap_or_else(failed);
+        }
         if let Some(region) = region {
             if !is_whole_region(config, region, len, offset) {
                 say(format_args!(
@@ -98,7 +114,12 @@ hook! {
             return mapped;
         }
         if flags & libc::MAP_FIXED != 0 && ram::overlaps(addr as usize, len) {
-            return ram::forget(addr as usize, len, || call(prot, flags));
+            let replace = || call(prot, flags);
+            if config.role == Role::Mapper {
+                let unmapped = mapper::unmap(addr as usize, len, replace, |mapped| *mapped != libc::MAP_FAILED);
+                return unmapped.unwrap_or_else(failed);
+            }
+            return ram::forget(addr as usize, len, replace);
         }
         call(prot, flags)
     }
@@ -107,7 +128,13 @@ hook! {
     fn munmap(addr: *mut c_void, len: size_t) -> c_int {
         // SAFETY: the caller's call, passed on unchanged.
         let call = || unsafe { real::munmap(addr, len) };
-        if ram::overlaps(addr as usize, len) { ram::forget(addr as usize, len, call) } else { call() }
+        match ram::overlaps(addr as usize, len) {
+            true if mapper::is_one() => {
+                mapper::unmap(addr as usize, len, call, |result| *result == 0).unwrap_or_else(fail)
+            }
+            true => ram::forget(addr as usize, len, call),
+            false => call(),
+        }
     }
 
     /// Moves a mapping; RAM stays where the daemon knows it.
@@ -119,6 +146,9 @@ hook! {
         // SAFETY: the caller's call, passed on unchanged. A fifth argument that was not given is not used by it.
         let call = || unsafe { real::mremap(addr, old, new, flags, to) };
         if flags & libc::MREMAP_FIXED != 0 && ram::overlaps(to as usize, new) {
+            if mapper::is_one() {
+                return failed(libc::EINVAL);
+            }
             return ram::forget(to as usize, new, call);
         }
         call()
@@ -136,6 +166,9 @@ hook! {
         };
         let on_ram = if special { config().zip(ram::overlap(addr as usize, len)) } else { None };
         if let Some((config, (region, offset, len))) = on_ram {
+            if advice == libc::MADV_REMOVE && config.role == Role::Mapper {
+                return fail(libc::EPERM);
+            }
             if advice == libc::MADV_REMOVE {
                 discard(config, region, offset as u64, len as u64);
             }
@@ -152,6 +185,9 @@ hook! {
         if let Some((config, region)) = ram {
             if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 {
                 return fail(libc::EOPNOTSUPP);
+            }
+            if config.role == Role::Mapper {
+                return fail(libc::EPERM);
             }
             if offset < 0 || len <= 0 {
                 return fail(libc::EINVAL);

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use libc::{mmsghdr, msghdr, socklen_t};
 
 use super::hook;
-use crate::config::{Config, config};
+use crate::config::{Config, config, lends_to};
 use crate::{foreign, ram, real};
 use pagoda_abi::attach::ForeignReason;
 
@@ -48,10 +48,10 @@ pub unsafe fn any_touches_ram(messages: *const mmsghdr, count: c_uint) -> bool {
 ///
 /// # Safety
 /// `message` is null or a valid message.
-pub unsafe fn inspect_sent(message: *const msghdr, flags: c_int) -> bool {
+pub unsafe fn inspect_sent(socket: c_int, message: *const msghdr, flags: c_int) -> bool {
     if let Some(config) = config() {
         // SAFETY: null or valid (caller).
-        unsafe { inspect_fds(config, message) };
+        unsafe { inspect_fds(config, socket, message) };
     }
     // SAFETY: null or valid (caller).
     let touches_ram = unsafe { touches_ram(message) };
@@ -63,14 +63,14 @@ pub unsafe fn inspect_sent(message: *const msghdr, flags: c_int) -> bool {
 ///
 /// # Safety
 /// `messages` is null or an array of `count` valid messages.
-pub unsafe fn inspect_all_sent(messages: *const mmsghdr, count: c_uint, flags: c_int) -> bool {
+pub unsafe fn inspect_all_sent(socket: c_int, messages: *const mmsghdr, count: c_uint, flags: c_int) -> bool {
     if messages.is_null() || config().is_none() {
         return false;
     }
     // Every one is looked at: `any` would stop at the first that touches RAM, and the fds are in another.
     let inspect = |found, index| {
         // SAFETY: an array of `count` messages (caller).
-        let touches = unsafe { inspect_sent(&raw const (*messages.add(index)).msg_hdr, flags) };
+        let touches = unsafe { inspect_sent(socket, &raw const (*messages.add(index)).msg_hdr, flags) };
         found | touches
     };
     (0..count as usize).fold(false, inspect)
@@ -80,7 +80,7 @@ pub unsafe fn inspect_all_sent(messages: *const mmsghdr, count: c_uint, flags: c
 ///
 /// # Safety
 /// `message` is null or a valid message to be sent.
-unsafe fn inspect_fds(config: &Config, message: *const msghdr) {
+unsafe fn inspect_fds(config: &Config, socket: c_int, message: *const msghdr) {
     // SAFETY: null or valid (caller).
     let Some(message) = (unsafe { message.as_ref() }) else { return };
     if message.msg_control.is_null() {
@@ -96,11 +96,38 @@ unsafe fn inspect_fds(config: &Config, message: *const msghdr) {
                 let data = libc::CMSG_DATA(header).cast::<c_int>();
                 let mut fds = (0..bytes / size_of::<c_int>()).map(|index| data.add(index).read_unaligned());
                 if fds.any(|fd| config.region_of(fd).is_some()) {
-                    foreign::report_and_wait(ForeignReason::RamFdSent);
+                    if is_mappers(socket) {
+                        foreign::lend();
+                    } else {
+                        foreign::report_and_wait(ForeignReason::RamFdSent);
+                    }
                 }
             }
             header = libc::CMSG_NXTHDR(message, header);
         }
+    }
+}
+
+/// Whether this is a connection to the socket of the VM's mapper, which `pagoda run` has named.
+fn is_mappers(socket: c_int) -> bool {
+    let Some(wanted) = lends_to() else { return false };
+    // SAFETY: a plain C structure: all zero bits are valid.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::sockaddr_un>() as socklen_t;
+    // SAFETY: getpeername(2) fills at most `len` bytes of the structure that it is given.
+    if unsafe { libc::getpeername(socket, (&raw mut address).cast(), &mut len) } != 0
+        || address.sun_family != libc::AF_UNIX as libc::sa_family_t
+    {
+        return false;
+    }
+    let path = size_of::<libc::sa_family_t>()..(len as usize).min(size_of::<libc::sockaddr_un>());
+    // SAFETY: as many bytes as the kernel filled in, within the structure.
+    let bytes = unsafe { std::slice::from_raw_parts((&raw const address).cast::<u8>().add(path.start), path.len()) };
+    match (bytes, wanted) {
+        // A name that is in no file system begins with a zero; in the environment, with an at sign.
+        ([0, name @ ..], [b'@', wanted @ ..]) => !name.is_empty() && name == wanted,
+        ([_, ..], _) => bytes.strip_suffix(&[0]).unwrap_or(bytes) == wanted,
+        ([], _) => false,
     }
 }
 

@@ -56,11 +56,11 @@ fn way(number: c_long, arguments: [c_long; 6]) -> Way {
         }
         libc::SYS_sendmsg => {
             // SAFETY: a message, as the system call demands of its caller.
-            Way::TimedUnlessCopied(fd, unsafe { sockets::inspect_sent(b as *const msghdr, c as c_int) })
+            Way::TimedUnlessCopied(fd, unsafe { sockets::inspect_sent(a as c_int, b as *const msghdr, c as c_int) })
         }
         // SAFETY: an array of messages, as the system call demands of its caller.
         libc::SYS_sendmmsg => Way::TimedUnlessCopied(fd, unsafe {
-            sockets::inspect_all_sent(b as *const mmsghdr, c as c_uint, d as c_int)
+            sockets::inspect_all_sent(a as c_int, b as *const mmsghdr, c as c_uint, d as c_int)
         }),
         // SAFETY: a message, as the system call demands of its caller.
         libc::SYS_recvmsg => Way::TimedUnlessCopied(fd, unsafe { sockets::touches_ram(b as *const msghdr) }),

@@ -9,7 +9,7 @@ use libc::{FILE, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssi
 
 use super::{hook, sockets};
 use crate::clock::sync::{timed, timed_unless_copied};
-use crate::{ram, real};
+use crate::{mapper, ram, real};
 
 /// Hooks of one buffer each, of files that may make the caller wait.
 macro_rules! one_buffer {
@@ -87,7 +87,7 @@ macro_rules! many_buffers_at {
                 let touches_ram = unsafe { ram::any_overlaps(iov, count as usize) };
                 // SAFETY: the caller's call, passed on unchanged.
                 let call = || unsafe { real::$real(fd, iov, count, offset $(, $more)*) };
-                if offset == -1 { timed_unless_copied(fd, touches_ram, call) } else { timed(touches_ram, call) }
+                if offset == -1 || mapper::is_one() { timed_unless_copied(fd, touches_ram, call) } else { timed(touches_ram, call) }
             }
         )*}
     };
@@ -122,7 +122,7 @@ hook! {
     /// Sends a message, perhaps with fds.
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
         // SAFETY: a message to be sent (caller).
-        let touches_ram = unsafe { sockets::inspect_sent(message, flags) };
+        let touches_ram = unsafe { sockets::inspect_sent(fd, message, flags) };
         // SAFETY: the caller's call, passed on unchanged.
         timed_unless_copied(fd, touches_ram, || unsafe { real::sendmsg(fd, message, flags) })
     }
@@ -130,7 +130,7 @@ hook! {
     /// Sends messages, perhaps with fds.
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
         // SAFETY: an array of `count` messages to be sent (caller).
-        let touches_ram = unsafe { sockets::inspect_all_sent(messages, count, flags) };
+        let touches_ram = unsafe { sockets::inspect_all_sent(fd, messages, count, flags) };
         // SAFETY: the caller's call, passed on unchanged.
         timed_unless_copied(fd, touches_ram, || unsafe { real::sendmmsg(fd, messages, count, flags) })
     }

@@ -7,6 +7,10 @@ use super::words::{Opt, Props};
 const PINNING_BLOCK_DRIVERS: [&str; 4] =
     ["nvme", "virtio-blk-vfio-pci", "virtio-blk-vhost-vdpa", "virtio-blk-vhost-user"];
 
+/// The connection of Pagoda's own outbox. Its process is a mapper that the daemon knows, so the VM is paged all the same; QEMU refuses
+/// another device with the same connection.
+pub const OUTBOX_CHARDEV: &str = "pagoda-outbox";
+
 /// Why a VM with this option may never have a page evicted.
 pub fn pin_reason(option: &Opt<'_>) -> Result<Option<String>, ArgError> {
     let implied = match option.name {
@@ -21,7 +25,9 @@ pub fn pin_reason(option: &Opt<'_>) -> Result<Option<String>, ArgError> {
         if matches!(option.name, "blockdev" | "drive") { pinning_block_driver(&props) } else { props.get(implied) };
     let Some(kind) = kind else { return Ok(None) };
     let given = format!("-{} {kind}", option.name);
-    Ok(if kind.contains("vhost-user") {
+    Ok(if kind == "vhost-user-fs-pci" && props.get("chardev").as_deref() == Some(OUTBOX_CHARDEV) {
+        None
+    } else if kind.contains("vhost-user") {
         Some(format!("{given}: another process maps guest memory and would read evicted pages as zeros"))
     } else if kind.starts_with("vfio-") || kind.contains("vhost-vdpa") || matches!(option.name, "blockdev" | "drive") {
         Some(format!("{given}: the device writes to guest memory by DMA, which no page fault can stop"))

@@ -27,6 +27,7 @@ pub use self::arrived::arrived;
 use self::backend::Backend;
 pub use self::cloned::{Cloned, Net, Overlay, Target, cloned};
 pub use self::descriptors::inherited as inherited_descriptors;
+pub use self::devices::OUTBOX_CHARDEV;
 pub use self::error::ArgError;
 pub use self::generation::{has_generation_id, with_generation_id};
 pub use self::restored::restored;

@@ -272,6 +272,8 @@ fn pins() {
     check(r#"-device {"driver":"vfio-pci","host":"01:00.0"}"#, Some("by DMA"));
     check("-device vfio-user-pci,socket=s", Some("by DMA"));
     check("-device vhost-user-fs-pci,chardev=c", Some("another process maps"));
+    check("-device vhost-user-fs-pci,chardev=pagoda-outbox,tag=outbox", None);
+    check("-device vhost-user-blk-pci,chardev=pagoda-outbox", Some("another process maps"));
     check("-netdev vhost-user,id=n,chardev=c", Some("another process maps"));
     check("-netdev type=vhost-user,id=n,chardev=c", Some("another process maps"));
     check("-netdev vhost-vdpa,id=n,vhostdev=/dev/vhost-vdpa-0", Some("by DMA"));

@@ -309,6 +309,9 @@ fn command(
         .env(ENV_ATTACH, &vm.attach_socket)
         .env_remove(on_crash::ENV_PARENT)
         .env_remove(ENV_CLONE);
+    if let Some(outbox) = &request.outbox {
+        command.env(outbox::ENV_LENDS_TO, outbox.socket());
+    }
     Ok(command)
 }
 

@@ -20,17 +20,21 @@ use pagoda_api::CreatedVm;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Deserialize;
 
+use super::{ENV_ATTACH, ENV_TOKEN as ENV_VM_TOKEN};
 use crate::cli::OutboxOptions;
+use crate::qemu_args::OUTBOX_CHARDEV;
 use crate::server::find_beside_us;
 
 const PROGRAM: &str = "pagoda-outbox";
 const PACKAGE: &str = "pagoda-outbox-server";
 const ENV_TOKEN: &str = "PAGODA_OUTBOX_TOKEN";
 const ENV_CONTROL_TOKEN: &str = "PAGODA_OUTBOX_CONTROL_TOKEN";
+/// Says to the shim that its process maps the RAM of another's VM.
+const ENV_MAPPER_TOKEN: &str = "PAGODA_MAPPER_TOKEN";
+/// Says to QEMU's shim on whose connections RAM is lent.
+pub const ENV_LENDS_TO: &str = "PAGODA_LENDS_TO";
 /// The guest mounts it by this name (`mount -t virtiofs outbox DIR`).
 const TAG: &str = "outbox";
-/// Id of the device's connection. Users' own ids rarely begin like this, and QEMU refuses one that is taken.
-const CHARDEV: &str = "pagoda-outbox";
 const TOKEN_BYTES: usize = 24;
 const TOKEN_CHARACTERS_MIN: usize = 16;
 const TOKEN_CHARACTERS_MAX: u64 = 4096;
@@ -44,6 +48,8 @@ pub struct Outbox {
     options: OutboxOptions,
     token: String,
     listener: OwnedFd,
+    /// Its address as the shim compares it.
+    socket: String,
     vmm: UnixStream,
 }
 
@@ -62,10 +68,17 @@ impl Outbox {
             None => hex(&random()?),
         };
         // A random name that nobody can guess before this process has connected to it, which it does at once.
-        let name = std::os::unix::net::SocketAddr::from_abstract_name(format!("pagoda-outbox-{}", hex(&random()?)))?;
+        let name = format!("pagoda-outbox-{}", hex(&random()?));
+        let socket = format!("@{name}");
+        let name = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
         let listener = UnixListener::bind_addr(&name).context("make the outbox's socket")?;
         let vmm = UnixStream::connect_addr(&name).context("connect to the outbox's socket")?;
-        Ok(Outbox { space_bytes, options, token, listener: listener.into(), vmm })
+        Ok(Outbox { space_bytes, options, token, listener: listener.into(), socket, vmm })
+    }
+
+    /// The socket to whose connections QEMU may give its RAM.
+    pub fn socket(&self) -> &str {
+        &self.socket
     }
 
     /// Bytes of its space.
@@ -78,9 +91,9 @@ impl Outbox {
         let fd = self.vmm.as_raw_fd();
         [
             "-chardev".into(),
-            format!("socket,id={CHARDEV},fd={fd}"),
+            format!("socket,id={OUTBOX_CHARDEV},fd={fd}"),
             "-device".into(),
-            format!("vhost-user-fs-pci,chardev={CHARDEV},tag={TAG},queue-size=1024"),
+            format!("vhost-user-fs-pci,chardev={OUTBOX_CHARDEV},tag={TAG},queue-size=1024"),
         ]
     }
 
@@ -108,6 +121,10 @@ impl Outbox {
             .args(["--linger", &self.options.outbox_linger.to_string()])
             .env(ENV_TOKEN, &self.token)
             .env(ENV_CONTROL_TOKEN, control)
+            .env(ENV_MAPPER_TOKEN, control)
+            .env(ENV_ATTACH, &created.attach_socket)
+            .env("LD_PRELOAD", &created.shim)
+            .env_remove(ENV_VM_TOKEN)
             .stdin(self.listener.try_clone().context("duplicate the outbox's socket")?)
             .stdout(Stdio::piped())
             // Ctrl-C ends QEMU; what was published is delivered all the same.
@@ -132,7 +149,6 @@ impl Outbox {
             "pagoda: outbox of {vm}: http://{}/{vm}/ (in the guest: mount -t virtiofs {TAG} DIR)",
             started.listening
         );
-        eprintln!("pagoda: all memory of {vm} stays in DRAM, for the outbox's process maps it");
         if self.options.outbox_token.is_none() {
             eprintln!("pagoda: its clients give the header Authorization: Bearer {}", self.token);
         }

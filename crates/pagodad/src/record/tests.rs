@@ -107,6 +107,7 @@ fn record_reads_as_written() {
     records.push(Record { operation: None, ..with_operation() });
     records.push(Record { borrows: true, ..with_reads() });
     records.push(Record { has_source_tier: true, ..with_reads() });
+    records.push(Record { lends: true, ..least() });
     let without = |change: fn(&mut Record)| {
         let mut record = all();
         change(&mut record);

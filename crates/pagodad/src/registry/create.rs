@@ -209,6 +209,7 @@ impl Registry {
             compressed: self.config.compressed.clone(),
             operation: source.as_ref().map(Source::operation),
             reads: source.as_ref().map(Source::id),
+            lends: outbox.is_some(),
             ..Record::new(&name, token, kind, &memory, spec)
         };
         Ok(NewVm { registry: self, record, tier, source, disks: None, outbox })

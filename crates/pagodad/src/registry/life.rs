@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pagoda_abi::Token;
 use pagoda_api::types::{ApiError, Crash, ErrorCode, VmInfo, VmKind, VmSpec};
 use pagoda_core::policy::VmId;
 use pagoda_move::note::Note;
@@ -171,9 +172,9 @@ impl Registry {
         let attached: Vec<_> = {
             let vms = self.lock();
             let attached = vms.values().filter(|vm| vm.handle.is_some() && vm.record.spec.pinned.is_none());
-            attached.map(|vm| (vm.governed.id, vm.record.pid.0, vm.inodes.clone())).collect()
+            attached.map(|vm| (vm.governed.id, own_mappers(vm), vm.inodes.clone())).collect()
         };
-        for (id, pid, inodes) in attached {
+        for (id, own, inodes) in attached {
             for (dev, ino) in inodes {
                 let mappers = match pagoda_sys::process::mappers(dev, ino) {
                     Ok(mappers) => mappers,
@@ -184,7 +185,7 @@ impl Registry {
                     }
                 };
                 self.parts.works(STRANGERS);
-                let stranger = mappers.into_iter().find(|mapper| *mapper != pid && *mapper != std::process::id());
+                let stranger = mappers.into_iter().find(|mapper| !own.contains(mapper));
                 if let Some(stranger) = stranger {
                     self.pin(id, &format!("process {stranger} maps its memory too, without Pagoda"));
                 }
@@ -243,6 +244,25 @@ fn remove_monitors_of_nobody(dir: &Path) {
             tracing::warn!("remove {}: {error}", path.display());
         }
     }
+}
+
+impl Registry {
+    /// The inode of the first RAM file of the VM with this token.
+    pub fn first_inode(&self, token: Token) -> Option<u64> {
+        let vms = self.lock();
+        let vm = vms.values().find(|vm| vm.record.token == token)?;
+        let given = vm.inodes.first().copied();
+        given.or_else(|| vm.ram.first().map(|ram| ram.inode())).map(|(_, inode)| inode)
+    }
+}
+
+/// Processes that map a VM's memory and are known to: its VMM, its mappers, this one.
+fn own_mappers(vm: &Vm) -> Vec<u32> {
+    let mappers = vm.shared.iter().flat_map(|shared| shared.known_mappers());
+    let runs = |(_, pid, start, _): (usize, u32, u64, bool)| {
+        pagoda_sys::process::start_time(pid).is_ok_and(|now| now == start).then_some(pid)
+    };
+    mappers.filter_map(runs).chain([vm.record.pid.0, std::process::id()]).collect()
 }
 
 #[cfg(test)]

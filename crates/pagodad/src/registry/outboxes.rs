@@ -187,7 +187,7 @@ impl Registry {
         may: impl FnOnce(&super::Vm) -> anyhow::Result<()>,
         (pid, start): (u32, u64),
     ) -> anyhow::Result<pagoda_sys::socket::Listener> {
-        let outbox = self.outboxes.all().into_iter().find(|outbox| outbox.token == token);
+        let outbox = self.outboxes.by_token(token);
         let outbox = outbox.ok_or_else(|| anyhow::anyhow!("no outbox has this token"))?;
         {
             let vms = self.lock();

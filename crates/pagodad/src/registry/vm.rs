@@ -46,6 +46,8 @@ pub struct Vm {
     pub arrivals: Option<Arc<Arrivals>>,
     /// What the VMM keeps for whichever daemon there is, once attached.
     pub shared: Option<SharedMap>,
+    /// The same before it is attached, if somebody needed it by then.
+    pub to_be_shared: Option<SharedMap>,
     /// Device and inode of each RAM file, once attached.
     pub inodes: Vec<(u64, u64)>,
     /// QEMU's monitor socket, until `pagoda run` fetches it.
@@ -94,6 +96,7 @@ impl Vm {
             reading: None,
             arrivals: None,
             shared: None,
+            to_be_shared: None,
             inodes: Vec::new(),
             monitor: None,
             created: Instant::now(),

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::{OutboxInfo, OutboxList, OutboxState};
+use pagoda_api::{OutboxInfo, OutboxList, OutboxState, VmInfo};
 use rustix::process::{Pid, Signal, kill_process};
 use vm_tests::control::Control;
 use vm_tests::daemon::DaemonOptions;
@@ -47,13 +47,24 @@ struct Site {
 impl Site {
     /// Starts the guest `web1` with an outbox of `space`, and mounts it at /mnt.
     fn start(lab: &Lab, qemu: Qemu, space: &str, wait_seconds: u64) -> Result<(Site, Rc<Daemon>, Rc<Guest>, Control)> {
+        Site::start_with(lab, qemu, space, wait_seconds, "96M")
+    }
+
+    /// The same in so much DRAM.
+    fn start_with(
+        lab: &Lab,
+        qemu: Qemu,
+        space: &str,
+        wait_seconds: u64,
+        dram: &str,
+    ) -> Result<(Site, Rc<Daemon>, Rc<Guest>, Control)> {
         let token = lab.dir().join("token");
         fs::write(&token, TOKEN)?;
         fs::set_permissions(&token, fs::Permissions::from_mode(0o600))?;
         // Free until it is used in a moment: nothing else on this machine asks for a port by number.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
         let daemon = lab.daemon_with(pool_of(lab, POOL)?)?;
-        let mut options = GuestOptions::new("web1", "").memory("-m 512M").dram("96M").client().control().qemu(qemu);
+        let mut options = GuestOptions::new("web1", "").memory("-m 512M").dram(dram).client().control().qemu(qemu);
         options.run_options =
             ["--outbox", space, "--outbox-listen", &address, "--outbox-wait", &wait_seconds.to_string()]
                 .map(str::to_owned)
@@ -151,8 +162,8 @@ fn streams(qemu: Qemu) -> Result<()> {
     Lab::run("outbox-streams", 1, |lab| {
         let (site, daemon, guest, mut control) = Site::start(lab, qemu, "8M", 60)?;
         ensure!(df(&mut control)?[0] == 8 << 10, "df shows another size than 8 MiB");
-        let pinned = daemon.vm("web1")?.pinned.context("the VM is not pinned")?;
-        ensure!(pinned.contains("vhost-user"), "{pinned}");
+        let pinned = daemon.vm("web1")?.pinned;
+        ensure!(pinned.is_none(), "{pinned:?}");
         control.sh(&format!("dd if=/dev/urandom of={INPUT} bs=1M count={INPUT_MIB} 2>/dev/null"))?;
         let expected = guest_digest(&mut control, INPUT)?;
 
@@ -215,6 +226,80 @@ fn what_gzip_writes_arrives_while_it_grows() -> Result<()> {
 #[test]
 fn what_gzip_writes_arrives_while_it_grows_qemu_10() -> Result<()> {
     streams(Qemu::Ten)
+}
+
+/// DRAM of the VM that is paged, and what its guest writes into its own memory and then sends: together with the rest of the
+/// guest, far more.
+const PAGED_DRAM: &str = "128M";
+const PAGED_INPUT_MIB: u64 = 160;
+
+/// The VM is paged while another process reads and writes its memory: what it sends has left DRAM and comes back to that process,
+/// also while daemons come and go, and after that process's end.
+fn paged(qemu: Qemu) -> Result<()> {
+    Lab::run("outbox-paged", 1, |lab| {
+        let (site, daemon, guest, mut control) = Site::start_with(lab, qemu, "16M", 60, PAGED_DRAM)?;
+        control.sh(&format!("dd if=/dev/urandom of={INPUT} bs=1M count={PAGED_INPUT_MIB} 2>/dev/null"))?;
+        let expected = guest_digest(&mut control, INPUT)?;
+        let is_paged = |when: &str| {
+            let vm = daemon.vm("web1")?;
+            ensure!(vm.pinned.is_none(), "{when}: pinned: {:?}", vm.pinned);
+            let most = vm.dram_limit_bytes;
+            ensure!(vm.resident_bytes <= most, "{when}: {} bytes are resident, of {most}", vm.resident_bytes);
+            ensure!(vm.swapped_bytes > PAGED_INPUT_MIB * MIB / 4, "{when}: {} bytes have left", vm.swapped_bytes);
+            Ok(vm)
+        };
+        let before = is_paged("before anything is sent")?;
+
+        control.send(&format!("sh cat {INPUT} > /mnt/out"))?;
+        let file = lab.dir().join("out");
+        let mut client = site.fetching("out", &file)?;
+        wait::until("the first bytes", wait::HANG, || {
+            Ok(fs::metadata(&file).is_ok_and(|stat| stat.len() > 8 * MIB).then_some(()))
+        })?;
+        is_paged("while it is sent")?;
+        daemon.kill9()?;
+        daemon.start_again()?;
+        control.reply()?;
+        ensure!(client.wait()?.success(), "curl failed");
+        ensure!(digest_of("cat", &file)? == expected, "wrong bytes arrived");
+        let after = is_paged("after it was sent")?;
+        let counts = |vm: &VmInfo, name: &str| vm.counters.get(name).copied().unwrap_or(0);
+        ensure!(counts(&after, "pages_in") > 0, "nothing came back: {:?}", after.counters);
+        ensure!(guest_digest(&mut control, INPUT)? == expected, "the guest's own memory is wrong");
+
+        // What the guest reads from its outbox is written into its memory by that process, in pages that were out.
+        control.sh(&format!("dd if={INPUT} of=/mnt/back bs=1M count=12 2>/dev/null; dd if=/dev/urandom of=/tmp/fill bs=1M count=30 2>/dev/null"))?;
+        let expected_back = control.sh(&format!("dd if={INPUT} bs=1M count=12 2>/dev/null | sha256sum"))?;
+        for round in 0..3 {
+            control.sh("cat /mnt/back > /tmp/back")?;
+            let back = guest_digest(&mut control, "/tmp/back")?;
+            ensure!(expected_back.starts_with(&back), "round {round}: it reads something else than it wrote");
+        }
+
+        // Nobody maps the memory any more: it is paged on.
+        let pid = outbox(&daemon, &["show", "web1"])?.pid.and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        kill_process(pid.context("no process")?, Signal::KILL).context("kill the outbox")?;
+        control.sh("rm /tmp/back /tmp/fill && dd if=/dev/urandom of=/tmp/more bs=1M count=40 2>/dev/null")?;
+        let more = guest_digest(&mut control, "/tmp/more")?;
+        ensure!(guest_digest(&mut control, INPUT)? == expected && guest_digest(&mut control, "/tmp/more")? == more);
+        let last = is_paged("without the process")?;
+        ensure!(counts(&last, "pages_out") > counts(&after, "pages_out"), "nothing has left since");
+        println!("outbox-paged: {:?} -> {:?}", before.counters, last.counters);
+        guest.kill9()?;
+        daemon.wait_gone("web1")?;
+        let sockets = daemon.state_dir().join("mappers");
+        wait::until("the end of its socket", wait::HANG, || Ok((fs::read_dir(&sockets)?.count() == 0).then_some(())))
+    })
+}
+
+#[test]
+fn a_guest_that_is_paged_sends_what_it_wrote() -> Result<()> {
+    paged(Qemu::System)
+}
+
+#[test]
+fn a_guest_that_is_paged_sends_what_it_wrote_qemu_10() -> Result<()> {
+    paged(Qemu::Ten)
 }
 
 /// What was sent does not change; a full space makes a writer wait, and others go on.
@@ -346,7 +431,7 @@ fn resized(qemu: Qemu) -> Result<()> {
         arrived("d", site.get("d", &[])?.0, expected.split(' ').next().unwrap_or_default())?;
         ensure!(charged()? == 4 * MIB, "its charge is not its space");
 
-        // Its process is killed. Nobody can mount it again, and the VM's memory is paged in as before.
+        // Its process is killed. Nobody can mount it again, and the VM is paged as before.
         let pid = after.pid.and_then(|pid| Pid::from_raw(pid.cast_signed())).context("no process")?;
         kill_process(pid, Signal::KILL).context("kill the outbox")?;
         wait::until("the end of its charge", wait::HANG, || Ok((charged()? == 0).then_some(())))?;
@@ -354,10 +439,11 @@ fn resized(qemu: Qemu) -> Result<()> {
         let [ended] = &list.outboxes[..] else { anyhow::bail!("{list:#?}") };
         ensure!((ended.state, ended.charged_bytes, ended.pid) == (OutboxState::Ended, 0, None), "{ended:#?}");
         refused(&daemon, &["outbox", "set", "web1", "--space", "8M"], 1, "has ended")?;
-        let resident = daemon.vm("web1")?.resident_bytes;
+        let faults = |vm: VmInfo| vm.counters.get("messages").copied().unwrap_or(0);
+        let before = faults(daemon.vm("web1")?);
         control.sh("dd if=/dev/urandom of=/tmp/more bs=1M count=48 2>/dev/null")?;
         let more = guest_digest(&mut control, "/tmp/more")?;
-        ensure!(daemon.vm("web1")?.resident_bytes > resident, "no page came since");
+        ensure!(faults(daemon.vm("web1")?) > before, "no page came since");
         ensure!(guest_digest(&mut control, "/tmp/more")? == more && guest_digest(&mut control, INPUT)? == whole);
         guest.kill9()?;
         daemon.wait_gone("web1")?;

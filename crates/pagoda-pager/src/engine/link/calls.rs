@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda_abi::attach::{ForeignReason, Packet};
+use pagoda_abi::attach::{FLAG_LENT, ForeignReason, Packet};
 use pagoda_sys::ring::Ring;
 use pagoda_sys::socket::{Connection, Received, SocketError};
 
@@ -173,6 +173,11 @@ impl Calls {
         for id in std::mem::take(&mut self.pin_waiters) {
             let _ = self.answer(id, &Packet::Welcome { flags: 0 });
         }
+    }
+
+    /// Says whether RAM may be given to the VM's mapper without a pin.
+    pub fn answer_lend(&mut self, id: u32, is_known: bool) {
+        let _ = self.answer(id, &Packet::Welcome { flags: if is_known { FLAG_LENT } else { 0 } });
     }
 
     /// Ends a call, and has the next one read ([`Calls::next_answered`]).

@@ -42,6 +42,8 @@ impl Paging {
             let result = self.register(shard, &places);
             result.map_err(|errno| EngineError::Register { errno, registered })?;
         }
+        let armed = self.mappers().arm();
+        armed.map_err(|errno| EngineError::Register { errno, registered: self.space.shards().len() })?;
         self.protect_borrowed(&places)?;
         let mut found = match self.expected.take() {
             Some(found) => self.check_arrived(found)?,
@@ -129,6 +131,7 @@ impl Paging {
                 return Err(format!("it could not be armed, nor left as it was: {errno}").into());
             }
         }
+        self.mappers().disarm();
         self.leave_punches();
         let since = self.busy.as_ref().map_or_else(Instant::now, |busy| busy.since);
         let busy = Busy { since, next: Instant::now() + BUSY_PAUSE };
@@ -175,6 +178,7 @@ impl Paging {
                 return Ok(false);
             }
         }
+        self.mappers().disarm();
         if let Some(member) = self.tiers.frames() {
             member.trim();
         }

@@ -33,7 +33,9 @@ impl Paging {
         let uffd = self.space.uffd(location.addr);
         // A page that the host's kernel swapped out needs memory to come back.
         let resolved = self.retry(|| uffd.cont_over(location.addr, location.len, mode(protect)));
-        self.check(resolved, "map pages")
+        self.check(resolved, "map pages")?;
+        self.mappers().map(pages, mode(protect));
+        Ok(())
     }
 
     /// Executes `Unprotect`: answers the first write to clean pages.
@@ -41,7 +43,9 @@ impl Paging {
         let location = self.space.locate(pages);
         let uffd = self.space.uffd(location.addr);
         let resolved = self.retry(|| Resolved::of(uffd.unprotect(location.addr, location.len)));
-        self.check(resolved, "end write protection")
+        self.check(resolved, "end write protection")?;
+        self.mappers().unprotect(pages);
+        Ok(())
     }
 
     /// Executes `Protect`. False: it could not be done, which the machine hears before anything new.
@@ -53,6 +57,7 @@ impl Paging {
             self.hear();
             protected = uffd.protect(location.addr, location.len);
         }
+        let protected = protected.and_then(|()| self.mappers().protect(pages));
         if let Err(errno) = protected {
             tracing::debug!(vm = %self.vm, "write-protect: {errno}");
             self.push_correction(Event::ProtectFailed { pages });
@@ -64,6 +69,7 @@ impl Paging {
     pub fn wake(&self, pages: Pages) {
         let location = self.space.locate(pages);
         let _ = self.space.uffd(location.addr).wake(location.addr, location.len);
+        self.mappers().wake(pages);
     }
 
     /// Has every thread that waits for a page ask again.
@@ -71,6 +77,7 @@ impl Paging {
         for shard in self.space.shards() {
             let _ = shard.uffd.wake(shard.addr, shard.len);
         }
+        self.mappers().wake_all();
     }
 
     /// Executes `Zero`: answers the fault on pages that are nowhere.
@@ -96,6 +103,7 @@ impl Paging {
             }
             left = Run { start: left.start.wrapping_add(done as u8), len: left.len - done };
         }
+        self.mappers().map(pages, Protect::No);
         Ok(())
     }
 
@@ -145,7 +153,9 @@ impl Paging {
             done += resolved.bytes((content.len() - done) as u64) as usize;
             resolved
         });
-        self.check(resolved, "bring a page in")
+        self.check(resolved, "bring a page in")?;
+        self.mappers().map(pages, mode(protect));
+        Ok(())
     }
 
     /// Executes `Store`: puts pages that came into a buffer into the RAM file, under an intent.
@@ -243,6 +253,7 @@ impl Paging {
             if !resolved.is_all() {
                 return self.check(resolved, "copy a shared page back");
             }
+            self.mappers().map(Pages { chunk: pages.chunk, run: Run { start: index, len: 1 } }, Protect::No);
             // The page has its content: only now may its entry go, and only then the frame.
             if let Some(member) = self.frames_mut() {
                 member.clear(page);
