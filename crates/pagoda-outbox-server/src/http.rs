@@ -6,7 +6,9 @@
 
 mod body;
 mod connection;
+mod folios;
 mod index;
+mod piece;
 mod range;
 mod reply;
 mod site;
@@ -14,6 +16,7 @@ mod stream;
 
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Router;
@@ -24,12 +27,15 @@ use percent_encoding::percent_decode_str;
 use tokio::runtime::Runtime;
 
 use self::connection::Connections;
+pub use self::folios::Folios;
 pub use self::site::Site;
 use self::site::not_found;
 use self::stream::{Bounded, Peer};
 
 /// Path of the figures.
 const STATUS: &str = "/status";
+/// How often it is looked whether the kernel may give out large folios.
+const FOLIOS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What serves. Made while the process may still make sockets: tokio wants a pair of them.
 pub fn runtime() -> Result<Runtime> {
@@ -43,9 +49,17 @@ pub fn serve(runtime: &Runtime, site: Arc<Site>, listener: TcpListener) -> Resul
         let listener = tokio::net::TcpListener::from_std(listener).context("take over the listening socket")?;
         let connections = Connections::new(Arc::clone(&site.outbox));
         tokio::spawn(connections.clone().watch());
+        tokio::spawn(watch_folios(Arc::clone(&site)));
         let router = Router::new().fallback(answer).with_state(site).into_make_service_with_connect_info::<Peer>();
         axum::serve(Bounded::new(listener, connections), router).await.context("serve clients")
     })
+}
+
+async fn watch_folios(site: Arc<Site>) {
+    while !site.folios.may_be_large() {
+        tokio::time::sleep(FOLIOS_INTERVAL).await;
+        site.folios.look();
+    }
 }
 
 fn is_known(headers: &HeaderMap, token: &str) -> bool {

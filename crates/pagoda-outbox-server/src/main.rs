@@ -34,7 +34,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use serde_json::json;
 
-use crate::http::Site;
+use crate::http::{Folios, Site};
 use crate::outbox::Outbox;
 use crate::sandbox::Namespaces;
 
@@ -104,6 +104,7 @@ fn run(options: Options) -> Result<()> {
     let address = clients.local_addr().context("find the port")?;
     let control = control::fetch(&options.attach_socket, ENV_CONTROL_TOKEN)?;
     let runtime = http::runtime()?;
+    let folios = Folios::of_host();
     let null = File::options().write(true).open("/dev/null").context("open /dev/null")?;
     sandbox::leave_host(if options.no_namespaces { Namespaces::Hosts } else { Namespaces::Own })?;
     println!("{}", json!({ "listening": address }));
@@ -113,7 +114,7 @@ fn run(options: Options) -> Result<()> {
     control::serve(&outbox, control)?;
     let now = outbox::now();
     let life = now.seconds.wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nanos));
-    let site = Arc::new(Site { name: options.name, token, life, outbox: Arc::clone(&outbox) });
+    let site = Arc::new(Site { name: options.name, token, life, outbox: Arc::clone(&outbox), folios });
     std::thread::Builder::new()
         .name("transmitter".into())
         .spawn(move || {

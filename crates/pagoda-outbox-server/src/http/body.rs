@@ -9,18 +9,16 @@ use http_body::{Body, Frame};
 use pagoda_outbox::{Ino, ReaderId};
 
 use super::connection::Connection;
-use crate::outbox::{Outbox, Piece};
-
-/// Bytes that are taken out of a file at once. No more are on their way to the socket, so what is acknowledged is known in
-/// steps of this size.
-const PIECE_BYTES: u64 = 256 << 10;
+use super::piece::{Piece, Sending};
+use super::site::Site;
+use crate::outbox::Given;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A reader is attached as long as this or the connection has it: see [`Connection::finish`].
 #[derive(Debug)]
 pub struct FileBody {
-    outbox: Arc<Outbox>,
+    site: Arc<Site>,
     connection: Arc<Connection>,
     reader: ReaderId,
     ino: Ino,
@@ -32,16 +30,16 @@ pub struct FileBody {
 
 impl FileBody {
     pub fn new(
-        outbox: &Arc<Outbox>,
+        site: &Arc<Site>,
         connection: &Arc<Connection>,
         reader: ReaderId,
         ino: Ino,
         start: u64,
         promised_end: Option<u64>,
     ) -> FileBody {
-        let (outbox, connection) = (Arc::clone(outbox), Arc::clone(connection));
+        let (site, connection) = (Arc::clone(site), Arc::clone(connection));
         connection.begin();
-        FileBody { outbox, connection, reader, ino, given: start, promised_end }
+        FileBody { site, connection, reader, ino, given: start, promised_end }
     }
 }
 
@@ -60,20 +58,24 @@ impl Body for FileBody {
         if !this.connection.is_flushed(context.waker()) {
             return Poll::Pending;
         }
-        match this.outbox.next(this.reader, this.ino, PIECE_BYTES, context.waker()) {
+        let sending = if this.site.folios.may_be_large() { Sending::Copied } else { Sending::InPlace };
+        match this.site.outbox.next(this.reader, this.ino, sending.piece_bytes(), context.waker()) {
             Err(error) => Poll::Ready(Some(Err(error.into()))),
-            Ok(Piece::Bytes { end, bytes }) => {
-                this.given = end;
-                this.connection.hand_over(this.reader, end);
-                Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
-            }
-            Ok(Piece::Wait) => Poll::Pending,
+            Ok(Given::Bytes { memory, offset, length }) => match Piece::load(&memory, offset, length, sending) {
+                Ok(Piece { bytes, part }) => {
+                    this.given = offset + length;
+                    this.connection.hand_over(this.reader, offset..this.given, part);
+                    Poll::Ready(Some(Ok(Frame::data(bytes))))
+                }
+                Err(error) => Poll::Ready(Some(Err(error.into()))),
+            },
+            Ok(Given::Wait) => Poll::Pending,
             // A file that was cut after its length had been promised ends the connection, not the reply.
-            Ok(Piece::End) if this.promised_end.is_some_and(|end| this.given < end) => {
+            Ok(Given::End) if this.promised_end.is_some_and(|end| this.given < end) => {
                 Poll::Ready(Some(Err("the file was cut short".into())))
             }
-            Ok(Piece::End) => Poll::Ready(None),
-            Ok(Piece::Broken) => Poll::Ready(Some(Err("the file's writer disappeared".into()))),
+            Ok(Given::End) => Poll::Ready(None),
+            Ok(Given::Broken) => Poll::Ready(Some(Err("the file's writer disappeared".into()))),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
+use super::folios::Folios;
 use crate::outbox::Outbox;
 
 /// Whose files are served, to whom.
@@ -17,6 +18,7 @@ pub struct Site {
     /// Different for each life of this process, as numbers of files begin anew.
     pub life: u64,
     pub outbox: Arc<Outbox>,
+    pub folios: Folios,
 }
 
 pub fn not_found() -> Response {
