@@ -8,6 +8,7 @@ mod body;
 mod connection;
 mod folios;
 mod index;
+mod pacing;
 mod piece;
 mod range;
 mod reply;
@@ -28,6 +29,7 @@ use tokio::runtime::Runtime;
 
 use self::connection::Connections;
 pub use self::folios::Folios;
+pub use self::pacing::Pacer;
 pub use self::site::Site;
 use self::site::not_found;
 use self::stream::{Bounded, Peer};
@@ -47,7 +49,7 @@ pub fn serve(runtime: &Runtime, site: Arc<Site>, listener: TcpListener) -> Resul
     runtime.block_on(async {
         listener.set_nonblocking(true).context("prepare the listening socket")?;
         let listener = tokio::net::TcpListener::from_std(listener).context("take over the listening socket")?;
-        let connections = Connections::new(Arc::clone(&site.outbox));
+        let connections = Connections::new(Arc::clone(&site.outbox), site.client_rate);
         tokio::spawn(connections.clone().watch());
         tokio::spawn(watch_folios(Arc::clone(&site)));
         let router = Router::new().fallback(answer).with_state(site).into_make_service_with_connect_info::<Peer>();

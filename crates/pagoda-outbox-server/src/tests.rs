@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use pagoda_outbox::limits::PAGE_BYTES;
 use pagoda_outbox::{Access, HandleId, Ino, Kind, NewNode, ROOT, XattrWrite};
 
-use crate::http::{Folios, Site, runtime, serve};
+use crate::http::{Folios, Pacer, Site, runtime, serve};
 use crate::outbox::{Outbox, now};
 use crate::sandbox::allow_few_calls;
 
@@ -54,11 +55,17 @@ impl Lab {
     }
 
     fn with_folios(space: u64, wait: Duration, folios: Folios) -> Lab {
+        Lab::with(space, wait, folios, [None, None])
+    }
+
+    /// With these rates: of all clients, and of each.
+    fn with(space: u64, wait: Duration, folios: Folios, [rate, client_rate]: [Option<NonZeroU64>; 2]) -> Lab {
         let outbox = Arc::new(Outbox::new(space, wait));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (name, token) = ("vm1".into(), TOKEN.into());
-        let site = Site { name, token, life: 7, outbox: Arc::clone(&outbox), folios };
+        let (pacer, outbox_of_site) = (Pacer::new(rate), Arc::clone(&outbox));
+        let site = Site { name, token, life: 7, outbox: outbox_of_site, folios, pacer, client_rate };
         std::thread::spawn(move || {
             let runtime = runtime().unwrap();
             // Of this thread, as in the process of a VM.
@@ -528,5 +535,25 @@ fn copies_and_the_files_own_memory_are_the_same_bytes() {
             stream.read_exact(&mut body).unwrap();
             assert!(body == content(1, first, last - first + 1), "{first} to {last}");
         }
+    }
+}
+
+#[test]
+fn clients_are_sent_no_more_than_the_rates() {
+    let length = 400_000;
+    let of = |rate: u64| NonZeroU64::new(rate);
+    // What is allowed at once: the burst, and a turn of each client.
+    let least = |bytes: u64, rate: u64| Duration::from_millis((bytes * 1000 / rate).saturating_sub(200));
+    for (rates, shared) in [([of(1_000_000), None], 2), ([None, of(1_000_000)], 1), ([of(1_000_000), of(700_000)], 2)] {
+        let lab = Lab::with(MIB, PATIENCE, Folios::of_host(), rates);
+        lab.finished("f", 1, length);
+        let began = Instant::now();
+        let clients = [lab.getting("/vm1/f"), lab.getting("/vm1/f")];
+        for client in clients {
+            let reply = client.join().unwrap();
+            assert!(reply.is_whole && reply.body == content(1, 0, length));
+        }
+        assert!(began.elapsed() >= least(shared * length, 1_000_000), "{rates:?}: {:?}", began.elapsed());
+        lab.wait_until("delivered", Outbox::is_delivered);
     }
 }

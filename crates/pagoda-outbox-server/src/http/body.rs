@@ -1,14 +1,17 @@
 //! The bytes of one reply, as the connection takes them.
 
+use std::fs::File;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use axum::body::Bytes;
 use http_body::{Body, Frame};
 use pagoda_outbox::{Ino, ReaderId};
 
 use super::connection::Connection;
+use super::pacing::{Pacer, Turn};
 use super::piece::{Piece, Sending};
 use super::site::Site;
 use crate::outbox::Given;
@@ -26,6 +29,17 @@ pub struct FileBody {
     given: u64,
     /// Where the reply ends, if its length was promised.
     promised_end: Option<u64>,
+    /// What is sent next, when its turn has come.
+    waiting: Option<Waiting>,
+}
+
+/// A piece that does not change any more and is not handed over yet.
+#[derive(Debug)]
+struct Waiting {
+    memory: Arc<File>,
+    offset: u64,
+    length: u64,
+    turn: Turn,
 }
 
 impl FileBody {
@@ -39,7 +53,29 @@ impl FileBody {
     ) -> FileBody {
         let (site, connection) = (Arc::clone(site), Arc::clone(connection));
         connection.begin();
-        FileBody { site, connection, reader, ino, given: start, promised_end }
+        FileBody { site, connection, reader, ino, given: start, promised_end, waiting: None }
+    }
+}
+
+impl FileBody {
+    fn next(&self, sending: Sending, context: &Context<'_>) -> io::Result<Given> {
+        let turns = [&self.connection.pacer, &self.site.pacer].map(Pacer::turn_bytes);
+        let most = turns.into_iter().fold(sending.piece_bytes(), u64::min);
+        self.site.outbox.next(self.reader, self.ino, most, context.waker())
+    }
+
+    fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(waiting) = &mut self.waiting else { return Poll::Ready(()) };
+        waiting.turn.poll(context, waiting.length, [&self.connection.pacer, &self.site.pacer])
+    }
+
+    /// Hands over the piece whose turn has come.
+    fn load(&mut self, sending: Sending) -> Result<Option<Frame<Bytes>>, BoxError> {
+        let Some(Waiting { memory, offset, length, .. }) = self.waiting.take() else { return Ok(None) };
+        let Piece { bytes, part } = Piece::load(&memory, offset, length, sending)?;
+        self.given = offset + length;
+        self.connection.hand_over(self.reader, offset..self.given, part);
+        Ok(Some(Frame::data(bytes)))
     }
 }
 
@@ -59,23 +95,22 @@ impl Body for FileBody {
             return Poll::Pending;
         }
         let sending = if this.site.folios.may_be_large() { Sending::Copied } else { Sending::InPlace };
-        match this.site.outbox.next(this.reader, this.ino, sending.piece_bytes(), context.waker()) {
-            Err(error) => Poll::Ready(Some(Err(error.into()))),
-            Ok(Given::Bytes { memory, offset, length }) => match Piece::load(&memory, offset, length, sending) {
-                Ok(Piece { bytes, part }) => {
-                    this.given = offset + length;
-                    this.connection.hand_over(this.reader, offset..this.given, part);
-                    Poll::Ready(Some(Ok(Frame::data(bytes))))
+        if this.waiting.is_none() {
+            match this.next(sending, context) {
+                Ok(Given::Bytes { memory, offset, length }) => {
+                    this.waiting = Some(Waiting { memory, offset, length, turn: Turn::default() });
                 }
-                Err(error) => Poll::Ready(Some(Err(error.into()))),
-            },
-            Ok(Given::Wait) => Poll::Pending,
-            // A file that was cut after its length had been promised ends the connection, not the reply.
-            Ok(Given::End) if this.promised_end.is_some_and(|end| this.given < end) => {
-                Poll::Ready(Some(Err("the file was cut short".into())))
+                Ok(Given::Wait) => return Poll::Pending,
+                // A file that was cut after its length had been promised ends the connection, not the reply.
+                Ok(Given::End) if this.promised_end.is_some_and(|end| this.given < end) => {
+                    return Poll::Ready(Some(Err("the file was cut short".into())));
+                }
+                Ok(Given::End) => return Poll::Ready(None),
+                Ok(Given::Broken) => return Poll::Ready(Some(Err("the file's writer disappeared".into()))),
+                Err(error) => return Poll::Ready(Some(Err(error.into()))),
             }
-            Ok(Given::End) => Poll::Ready(None),
-            Ok(Given::Broken) => Poll::Ready(Some(Err("the file's writer disappeared".into()))),
         }
+        ready!(this.poll_turn(context));
+        Poll::Ready(this.load(sending).transpose())
     }
 }

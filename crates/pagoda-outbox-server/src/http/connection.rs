@@ -21,6 +21,7 @@ use pagoda_sys::part::FilePart;
 use pagoda_sys::tcp::unacknowledged;
 use rustix::net::Shutdown;
 
+use super::pacing::{Pacer, Rate};
 use crate::outbox::Outbox;
 
 /// Connections at the same time; more are closed at once.
@@ -102,11 +103,12 @@ impl Inner {
 #[derive(Debug)]
 pub struct Connection {
     outbox: Arc<Outbox>,
+    pub pacer: Pacer,
     inner: Mutex<Inner>,
 }
 
 impl Connection {
-    fn new(outbox: Arc<Outbox>, socket: OwnedFd) -> Connection {
+    fn new(outbox: Arc<Outbox>, socket: OwnedFd, rate: Rate) -> Connection {
         let inner = Inner {
             socket: Some(socket),
             written: 0,
@@ -118,7 +120,7 @@ impl Connection {
             acknowledged: 0,
             moved: Instant::now(),
         };
-        Connection { outbox, inner: Mutex::new(inner) }
+        Connection { outbox, pacer: Pacer::new(rate), inner: Mutex::new(inner) }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -299,12 +301,14 @@ impl Connection {
 #[derive(Debug, Clone)]
 pub struct Connections {
     outbox: Arc<Outbox>,
+    /// Of each connection.
+    rate: Rate,
     list: Arc<Mutex<Vec<Arc<Connection>>>>,
 }
 
 impl Connections {
-    pub fn new(outbox: Arc<Outbox>) -> Connections {
-        Connections { outbox, list: Arc::default() }
+    pub fn new(outbox: Arc<Outbox>, rate: Rate) -> Connections {
+        Connections { outbox, rate, list: Arc::default() }
     }
 
     /// `None`: there are too many.
@@ -313,7 +317,7 @@ impl Connections {
         if list.len() >= CONNECTIONS_MAX {
             return None;
         }
-        let connection = Arc::new(Connection::new(Arc::clone(&self.outbox), socket));
+        let connection = Arc::new(Connection::new(Arc::clone(&self.outbox), socket, self.rate));
         list.push(Arc::clone(&connection));
         Some(connection)
     }

@@ -6,6 +6,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use super::folios::Folios;
+use super::pacing::{Pacer, Rate};
 use crate::outbox::Outbox;
 
 /// Whose files are served, to whom.
@@ -19,6 +20,10 @@ pub struct Site {
     pub life: u64,
     pub outbox: Arc<Outbox>,
     pub folios: Folios,
+    /// What all clients together may be sent.
+    pub pacer: Pacer,
+    /// What each connection may be sent.
+    pub client_rate: Rate,
 }
 
 pub fn not_found() -> Response {
