@@ -36,8 +36,8 @@ use self::stream::{Bounded, Peer};
 
 /// Path of the figures.
 const STATUS: &str = "/status";
-/// How often it is looked whether the kernel may give out large folios.
-const FOLIOS_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it is looked whether files are too old, and whether the kernel may give out large folios.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What serves. Made while the process may still make sockets: tokio wants a pair of them.
 pub fn runtime() -> Result<Runtime> {
@@ -51,16 +51,17 @@ pub fn serve(runtime: &Runtime, site: Arc<Site>, listener: TcpListener) -> Resul
         let listener = tokio::net::TcpListener::from_std(listener).context("take over the listening socket")?;
         let connections = Connections::new(Arc::clone(&site.outbox), site.client_rate);
         tokio::spawn(connections.clone().watch());
-        tokio::spawn(watch_folios(Arc::clone(&site)));
+        tokio::spawn(look(Arc::clone(&site)));
         let router = Router::new().fallback(answer).with_state(site).into_make_service_with_connect_info::<Peer>();
         axum::serve(Bounded::new(listener, connections), router).await.context("serve clients")
     })
 }
 
-async fn watch_folios(site: Arc<Site>) {
-    while !site.folios.may_be_large() {
-        tokio::time::sleep(FOLIOS_INTERVAL).await;
+async fn look(site: Arc<Site>) {
+    loop {
+        tokio::time::sleep(LOOK_INTERVAL).await;
         site.folios.look();
+        site.outbox.expire();
     }
 }
 

@@ -69,6 +69,9 @@ struct Options {
     /// Seconds for which files that were not delivered stay after the guest's end.
     #[arg(long)]
     linger: u64,
+    /// Seconds for which files stay after they were sealed.
+    #[arg(long)]
+    ttl: Option<u64>,
     /// Bytes a second that clients are sent, all together.
     #[arg(long)]
     rate: Option<NonZeroU64>,
@@ -118,6 +121,7 @@ fn run(options: Options) -> Result<()> {
     sandbox::allow_few_calls()?;
 
     let outbox = Arc::new(Outbox::new(options.space_bytes, Duration::from_secs(options.wait)));
+    outbox.space().set_default_ttl(options.ttl.map(Duration::from_secs));
     control::serve(&outbox, control)?;
     let now = outbox::now();
     let life = now.seconds.wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nanos));

@@ -38,6 +38,7 @@ pub struct Outbox {
     blocked_us: AtomicU64,
     /// How long a write may wait for room.
     block_max: Duration,
+    began: Instant,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -60,6 +61,14 @@ impl Outbox {
             waiting: Mutex::new(0),
             blocked_us: AtomicU64::new(0),
             block_max,
+            began: Instant::now(),
+        }
+    }
+
+    /// Removes files that are too old. Whoever calls that does so from time to time.
+    pub fn expire(&self) {
+        if self.space().expire(self.began.elapsed(), now()) {
+            self.settle();
         }
     }
 

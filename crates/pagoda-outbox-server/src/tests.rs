@@ -557,3 +557,29 @@ fn clients_are_sent_no_more_than_the_rates() {
         lab.wait_until("delivered", Outbox::is_delivered);
     }
 }
+
+#[test]
+fn old_files_go_delivered_or_not() {
+    let lab = Lab::new(MIB, PATIENCE);
+    lab.finished("fetched", 1, 5_000);
+    assert!(lab.get("/vm1/fetched", "").is_whole);
+    lab.finished("never-fetched", 2, 5_000);
+    let kept = lab.finished("kept", 3, 5_000);
+    lab.wait_until("delivered", |outbox| outbox.space().figures().disposable > 0);
+    lab.outbox.space().set_xattr(kept, b"user.pagoda.ttl", b"never", XattrWrite::Any).unwrap();
+    let growing = lab.create("growing");
+    lab.write(growing, 0, &content(4, 0, 5_000)).unwrap();
+    lab.outbox.space().set_default_ttl(Some(Duration::from_secs(1)));
+    lab.wait_until("they are gone", |outbox| outbox.space().figures().expired == 2);
+    let figures = lab.outbox.space().figures();
+    assert_eq!((figures.nodes, figures.expired_undelivered), (3, 1), "the root and two files");
+    assert_eq!([lab.status("/vm1/fetched", ""), lab.status("/vm1/never-fetched", "")], [404, 404]);
+    assert!(lab.get("/vm1/kept", "").body == content(3, 0, 5_000));
+    // Who reads one keeps it.
+    let client = lab.getting("/vm1/growing");
+    lab.wait_sent(growing.1, 5_000);
+    lab.close(growing);
+    assert!(client.join().unwrap().body == content(4, 0, 5_000));
+    lab.wait_until("that one too", |outbox| outbox.space().figures().expired == 3);
+    lab.wait_until("memory", |outbox| outbox.space().figures().used == 2 * PAGE_BYTES);
+}

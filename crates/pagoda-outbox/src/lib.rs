@@ -27,7 +27,7 @@ mod xattrs;
 pub use self::content::State;
 pub use self::node::{Attributes, Ino, Kind, NewNode, Owner, ROOT, Time};
 pub use self::pace::Pace;
-pub use self::policy::{Mode, Policy};
+pub use self::policy::{Mode, Policy, Ttl};
 pub use self::readers::{Next, ReaderId, Selection};
 pub use self::refusal::Refusal;
 pub use self::space::{Access, Figures, HandleId, Reclaim, ReclaimKind, Space, Write};

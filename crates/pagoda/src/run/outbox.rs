@@ -116,6 +116,7 @@ impl Outbox {
         for (option, rate) in rates {
             command.args(rate.iter().flat_map(|rate| [option.to_owned(), rate.to_string()]));
         }
+        command.args(self.options.outbox_ttl.iter().flat_map(|ttl| ["--ttl".to_owned(), ttl.to_string()]));
         if self.options.outbox_no_namespaces {
             command.arg("--no-namespaces");
         }
