@@ -28,7 +28,7 @@ use crate::outbox::{Outbox, now};
 
 /// The longest write that is taken in one request, as `virtiofsd` tells the guest (`max_write`).
 const WRITE_BYTES_MAX: u64 = 1 << 20;
-/// For how long the guest need not ask again: nobody but the guest changes names and sizes.
+/// For how long the guest need not ask again: nobody but the guest changes names and sizes, except that old files go.
 const VALID: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]

@@ -6,7 +6,10 @@
 
 mod body;
 mod connection;
+mod folios;
 mod index;
+mod pacing;
+mod piece;
 mod range;
 mod reply;
 mod site;
@@ -14,6 +17,7 @@ mod stream;
 
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Router;
@@ -24,12 +28,16 @@ use percent_encoding::percent_decode_str;
 use tokio::runtime::Runtime;
 
 use self::connection::Connections;
+pub use self::folios::Folios;
+pub use self::pacing::Pacer;
 pub use self::site::Site;
 use self::site::not_found;
 use self::stream::{Bounded, Peer};
 
 /// Path of the figures.
 const STATUS: &str = "/status";
+/// How often it is looked whether files are too old, and whether the kernel may give out large folios.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What serves. Made while the process may still make sockets: tokio wants a pair of them.
 pub fn runtime() -> Result<Runtime> {
@@ -41,11 +49,20 @@ pub fn serve(runtime: &Runtime, site: Arc<Site>, listener: TcpListener) -> Resul
     runtime.block_on(async {
         listener.set_nonblocking(true).context("prepare the listening socket")?;
         let listener = tokio::net::TcpListener::from_std(listener).context("take over the listening socket")?;
-        let connections = Connections::new(Arc::clone(&site.outbox));
+        let connections = Connections::new(Arc::clone(&site.outbox), site.client_rate);
         tokio::spawn(connections.clone().watch());
+        tokio::spawn(look(Arc::clone(&site)));
         let router = Router::new().fallback(answer).with_state(site).into_make_service_with_connect_info::<Peer>();
         axum::serve(Bounded::new(listener, connections), router).await.context("serve clients")
     })
+}
+
+async fn look(site: Arc<Site>) {
+    loop {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        site.folios.look();
+        site.outbox.expire();
+    }
 }
 
 fn is_known(headers: &HeaderMap, token: &str) -> bool {

@@ -23,6 +23,7 @@ mod tests;
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -34,7 +35,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use serde_json::json;
 
-use crate::http::Site;
+use crate::http::{Folios, Pacer, Site};
 use crate::outbox::Outbox;
 use crate::sandbox::Namespaces;
 
@@ -68,6 +69,15 @@ struct Options {
     /// Seconds for which files that were not delivered stay after the guest's end.
     #[arg(long)]
     linger: u64,
+    /// Seconds for which files stay after they were sealed.
+    #[arg(long)]
+    ttl: Option<u64>,
+    /// Bytes a second that clients are sent, all together.
+    #[arg(long)]
+    rate: Option<NonZeroU64>,
+    /// Bytes a second that each connection is sent.
+    #[arg(long)]
+    client_rate: Option<NonZeroU64>,
     /// Keep the host's namespaces, where a user may not have own ones; all else is given up as well.
     #[arg(long)]
     no_namespaces: bool,
@@ -104,16 +114,26 @@ fn run(options: Options) -> Result<()> {
     let address = clients.local_addr().context("find the port")?;
     let control = control::fetch(&options.attach_socket, ENV_CONTROL_TOKEN)?;
     let runtime = http::runtime()?;
+    let folios = Folios::of_host();
     let null = File::options().write(true).open("/dev/null").context("open /dev/null")?;
     sandbox::leave_host(if options.no_namespaces { Namespaces::Hosts } else { Namespaces::Own })?;
     println!("{}", json!({ "listening": address }));
     sandbox::allow_few_calls()?;
 
     let outbox = Arc::new(Outbox::new(options.space_bytes, Duration::from_secs(options.wait)));
+    outbox.space().set_default_ttl(options.ttl.map(Duration::from_secs));
     control::serve(&outbox, control)?;
     let now = outbox::now();
     let life = now.seconds.wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nanos));
-    let site = Arc::new(Site { name: options.name, token, life, outbox: Arc::clone(&outbox) });
+    let site = Arc::new(Site {
+        name: options.name,
+        token,
+        life,
+        outbox: Arc::clone(&outbox),
+        folios,
+        pacer: Pacer::new(options.rate),
+        client_rate: options.client_rate,
+    });
     std::thread::Builder::new()
         .name("transmitter".into())
         .spawn(move || {

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -13,9 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use pagoda_abi::attach::OutboxFigures;
 use pagoda_outbox::{HandleId, Ino, Next, ReaderId, Reclaim, ReclaimKind, Refusal, Space, Time};
-use rustix::buffer::spare_capacity;
 use rustix::fs::{FallocateFlags, MemfdFlags};
-use rustix::io::{Errno, pread};
 
 use crate::errno::error;
 
@@ -40,6 +38,7 @@ pub struct Outbox {
     blocked_us: AtomicU64,
     /// How long a write may wait for room.
     block_max: Duration,
+    began: Instant,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -62,6 +61,14 @@ impl Outbox {
             waiting: Mutex::new(0),
             blocked_us: AtomicU64::new(0),
             block_max,
+            began: Instant::now(),
+        }
+    }
+
+    /// Removes files that are too old. Whoever calls that does so from time to time.
+    pub fn expire(&self) {
+        if self.space().expire(self.began.elapsed(), now()) {
+            self.settle();
         }
     }
 
@@ -256,8 +263,8 @@ impl Outbox {
         self.settle();
     }
 
-    /// What a reader sends next, with the bytes themselves. On [`Piece::Wait`] `waker` is woken when that may have changed.
-    pub fn next(&self, reader: ReaderId, ino: Ino, max: u64, waker: &Waker) -> io::Result<Piece> {
+    /// What a reader sends next. On [`Given::Wait`] `waker` is woken when that may have changed.
+    pub fn next(&self, reader: ReaderId, ino: Ino, max: u64, waker: &Waker) -> io::Result<Given> {
         let mut next = self.space().next(reader, max).map_err(error)?;
         if next == Next::Wait {
             let mut wakers = lock(&self.wakers);
@@ -270,12 +277,12 @@ impl Outbox {
         }
         Ok(match next {
             Next::Bytes { offset, length } => {
-                let file = self.existing_memory(ino).ok_or_else(|| error(Refusal::NotFound))?;
-                Piece::Bytes { end: offset + length, bytes: read_piece(&file, offset, length as usize)? }
+                let memory = self.existing_memory(ino).ok_or_else(|| error(Refusal::NotFound))?;
+                Given::Bytes { memory, offset, length }
             }
-            Next::Wait => Piece::Wait,
-            Next::End => Piece::End,
-            Next::Broken => Piece::Broken,
+            Next::Wait => Given::Wait,
+            Next::End => Given::End,
+            Next::Broken => Given::Broken,
         })
     }
 
@@ -313,25 +320,14 @@ enum Waited {
 }
 
 #[derive(Debug)]
-pub enum Piece {
-    Bytes { end: u64, bytes: Vec<u8> },
+pub enum Given {
+    /// These bytes of a file's memory. They do not change, and stay until the reader is detached.
+    Bytes {
+        memory: Arc<File>,
+        offset: u64,
+        length: u64,
+    },
     Wait,
     End,
     Broken,
-}
-
-/// So many bytes from `offset` on, into memory that is not zeroed first.
-fn read_piece(file: &File, offset: u64, length: usize) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(length);
-    while bytes.len() < length {
-        let at = offset + bytes.len() as u64;
-        match pread(file, spare_capacity(&mut bytes), at) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    // There may be room for more than was asked for.
-    bytes.truncate(length);
-    Ok(bytes)
 }

@@ -99,7 +99,7 @@ fn empty_root() -> Result<()> {
 
 /// System calls that are allowed whatever their arguments: what the file server, the transmitter and their threads use.
 /// None opens a file, makes a connection or starts a program.
-const ALLOWED: [libc::c_long; 77] = [
+const ALLOWED: [libc::c_long; 78] = [
     libc::SYS_accept4,
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -158,6 +158,7 @@ const ALLOWED: [libc::c_long; 77] = [
     libc::SYS_rt_sigreturn,
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_yield,
+    libc::SYS_sendfile,
     libc::SYS_sendmsg,
     libc::SYS_sendto,
     libc::SYS_set_robust_list,

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -10,8 +11,9 @@ use std::time::{Duration, Instant};
 use pagoda_outbox::limits::PAGE_BYTES;
 use pagoda_outbox::{Access, HandleId, Ino, Kind, NewNode, ROOT, XattrWrite};
 
-use crate::http::{Site, runtime, serve};
+use crate::http::{Folios, Pacer, Site, runtime, serve};
 use crate::outbox::{Outbox, now};
+use crate::sandbox::allow_few_calls;
 
 const TOKEN: &str = "0123456789abcdef";
 const MIB: u64 = 1 << 20;
@@ -49,11 +51,27 @@ fn content(seed: u64, offset: u64, length: u64) -> Vec<u8> {
 
 impl Lab {
     fn new(space: u64, wait: Duration) -> Lab {
+        Lab::with_folios(space, wait, Folios::of_host())
+    }
+
+    fn with_folios(space: u64, wait: Duration, folios: Folios) -> Lab {
+        Lab::with(space, wait, folios, [None, None])
+    }
+
+    /// With these rates: of all clients, and of each.
+    fn with(space: u64, wait: Duration, folios: Folios, [rate, client_rate]: [Option<NonZeroU64>; 2]) -> Lab {
         let outbox = Arc::new(Outbox::new(space, wait));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let site = Site { name: "vm1".into(), token: TOKEN.into(), life: 7, outbox: Arc::clone(&outbox) };
-        std::thread::spawn(move || serve(&runtime().unwrap(), Arc::new(site), listener).unwrap());
+        let (name, token) = ("vm1".into(), TOKEN.into());
+        let (pacer, outbox_of_site) = (Pacer::new(rate), Arc::clone(&outbox));
+        let site = Site { name, token, life: 7, outbox: outbox_of_site, folios, pacer, client_rate };
+        std::thread::spawn(move || {
+            let runtime = runtime().unwrap();
+            // Of this thread, as in the process of a VM.
+            allow_few_calls().unwrap();
+            serve(&runtime, Arc::new(site), listener).unwrap();
+        });
         Lab { outbox, address }
     }
 
@@ -363,4 +381,205 @@ fn a_growing_file_has_no_tag_and_parts_of_what_is_there() {
     lab.write(on_close, 50, &content(2, 50, 100)).unwrap();
     lab.close(on_close);
     assert!(lab.get("/vm1/later", "").body == content(2, 0, 150));
+}
+
+/// A socket's queues hold at least so much that its client does not read, and the other at most (tcp_wmem and tcp_rmem of tcp(7)).
+const QUEUED_MIN: u64 = 2 * MIB;
+const QUEUED_MAX: u64 = 14 * MIB;
+
+impl Lab {
+    fn wait_sent(&self, ino: Ino, bytes: u64) {
+        self.wait_until("sent", |outbox| outbox.space().attributes(ino).unwrap().cursor >= bytes);
+    }
+
+    /// Changes at these places, which are below a send cursor, are refused.
+    fn check_refused(&self, file: (HandleId, Ino), places: impl Iterator<Item = u64>) {
+        for at in places {
+            assert!(self.write(file, at, &[0; 4096]).is_err() && self.outbox.truncate(file.1, at).is_err(), "{at}");
+        }
+    }
+}
+
+#[test]
+fn what_is_queued_unread_stays_as_it_was_sent() {
+    let lab = Lab::new(32 * MIB, PATIENCE);
+    let file = lab.create("f");
+    let (changed, end) = (QUEUED_MAX + 777, QUEUED_MAX + 6 * MIB);
+    lab.write(file, 0, &content(1, 0, end)).unwrap();
+    let client = lab.ask("GET", "/vm1/f", "");
+    lab.wait_sent(file.1, QUEUED_MIN);
+    lab.check_refused(file, (0..QUEUED_MIN).step_by(100_000).chain([QUEUED_MIN - 1]));
+    // What was not sent yet may be cut off and written anew.
+    for seed in [9, 1] {
+        lab.outbox.truncate(file.1, changed).unwrap();
+        lab.write(file, changed, &content(seed, changed, end - changed)).unwrap();
+    }
+    lab.close(file);
+    lab.outbox.space().unlink(ROOT, b"f", Kind::File, now()).unwrap();
+    lab.outbox.resize(0);
+    lab.outbox.give_back_excess(u64::MAX);
+    let reply = reply(client, false);
+    assert!(reply.is_whole && reply.body == content(1, 0, end), "wrong bytes");
+    lab.wait_until("nothing is left of it", |outbox| outbox.space().figures().used == 0);
+    assert!(lab.outbox.memory_files().is_empty());
+}
+
+#[test]
+fn a_guest_goes_on_in_a_page_that_is_queued() {
+    let lab = Lab::new(MIB, PATIENCE);
+    let file = lab.create("f");
+    let mut end = 100 * 1024 + 777;
+    lab.write(file, 0, &content(1, 0, end)).unwrap();
+    let client = lab.ask("GET", "/vm1/f", "");
+    for length in [1, 2_000, 1_318, 1, 50_000, 200_000] {
+        lab.wait_sent(file.1, end);
+        lab.check_refused(file, [0, end / 2, end - 1].into_iter());
+        lab.write(file, end, &content(1, end, length)).unwrap();
+        end += length;
+    }
+    lab.close(file);
+    lab.outbox.space().unlink(ROOT, b"f", Kind::File, now()).unwrap();
+    let reply = reply(client, false);
+    assert!(reply.is_whole && reply.body == content(1, 0, end), "wrong bytes");
+}
+
+/// Why the space refuses, and that the tests around this one are about the file's own memory.
+#[test]
+fn queued_bytes_are_the_files_own_memory() {
+    let folios = Folios::of_host();
+    let is_copied = folios.may_be_large();
+    let lab = Lab::with_folios(MIB, PATIENCE, folios);
+    let file = lab.create("f");
+    let length = 256 * 1024;
+    lab.write(file, 0, &content(1, 0, length)).unwrap();
+    let client = lab.ask("GET", "/vm1/f", "");
+    lab.wait_sent(file.1, length);
+    // No request of a guest can do that.
+    lab.outbox.memory_files()[0].write_all_at(&content(9, 0, length), 0).unwrap();
+    lab.close(file);
+    let body = reply(client, false).body;
+    assert!(is_copied || body != content(1, 0, length));
+    assert_eq!(body.len() as u64, length);
+}
+
+#[test]
+fn what_was_acknowledged_unread_outlives_its_memory() {
+    let lab = Lab::new(MIB, PATIENCE);
+    // As much as a client's kernel takes without anybody reading it: that is acknowledged, and lies there.
+    let length = 48 * 1024;
+    for is_removed in [false, true] {
+        let ino = lab.finished("f", 1, length);
+        let client = lab.ask("GET", "/vm1/f", "");
+        lab.wait_sent(ino, length);
+        lab.wait_until("acknowledged", |outbox| outbox.space().figures().disposable >= length);
+        if is_removed {
+            lab.outbox.space().unlink(ROOT, b"f", Kind::File, now()).unwrap();
+        }
+        lab.outbox.resize(0);
+        lab.outbox.give_back_excess(u64::MAX);
+        lab.wait_until("given back", |outbox| {
+            outbox.reclaim(length);
+            outbox.space().figures().used == 0
+        });
+        assert_eq!(real_bytes(&lab.outbox), 0);
+        lab.outbox.resize(MIB);
+        for index in 0..8 {
+            lab.finished(&format!("other-{is_removed}-{index}"), 9, 64 * 1024);
+        }
+        let reply = reply(client, false);
+        assert!(reply.is_whole && reply.body == content(1, 0, length), "wrong bytes");
+        for index in 0..8 {
+            let name = format!("other-{is_removed}-{index}");
+            lab.outbox.space().unlink(ROOT, name.as_bytes(), Kind::File, now()).unwrap();
+        }
+        let _ = lab.outbox.space().unlink(ROOT, b"f", Kind::File, now());
+    }
+}
+
+#[test]
+fn holes_are_sent_as_zeros_and_take_no_memory() {
+    let lab = Lab::new(MIB, PATIENCE);
+    let file = lab.create("f");
+    lab.outbox.truncate(file.1, 8 * MIB + 5).unwrap();
+    lab.write(file, 5 * MIB + 3, &content(1, 0, 100_000)).unwrap();
+    lab.close(file);
+    let mut expected = vec![0; (8 * MIB + 5) as usize];
+    expected[(5 * MIB + 3) as usize..][..100_000].copy_from_slice(&content(1, 0, 100_000));
+    for _ in 0..2 {
+        assert!(lab.get("/vm1/f", "").body == expected);
+        assert!(real_bytes(&lab.outbox) <= lab.outbox.space().figures().used);
+    }
+}
+
+#[test]
+fn copies_and_the_files_own_memory_are_the_same_bytes() {
+    for folios in [Folios::of_host(), Folios::unknown()] {
+        let lab = Lab::with_folios(4 * MIB, PATIENCE, folios);
+        lab.finished("f", 1, 3 * MIB + 5);
+        // On one connection, one after the other, from and to anywhere.
+        let mut stream = TcpStream::connect(lab.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let ranges = [(0, 3 * MIB + 4), (1, 1), (4_095, 4_096 + 40_000), (MIB - 1, 2 * MIB), (0, 32_767), (0, 32_768)];
+        for (first, last) in ranges {
+            let range = format!("Authorization: Bearer {TOKEN}\r\nRange: bytes={first}-{last}");
+            write!(stream, "GET /vm1/f HTTP/1.1\r\nHost: x\r\n{range}\r\n\r\n").unwrap();
+        }
+        for (first, last) in ranges {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            let mut body = vec![0; (last - first + 1) as usize];
+            stream.read_exact(&mut body).unwrap();
+            assert!(body == content(1, first, last - first + 1), "{first} to {last}");
+        }
+    }
+}
+
+#[test]
+fn clients_are_sent_no_more_than_the_rates() {
+    let length = 400_000;
+    let of = |rate: u64| NonZeroU64::new(rate);
+    // What is allowed at once: the burst, and a turn of each client.
+    let least = |bytes: u64, rate: u64| Duration::from_millis((bytes * 1000 / rate).saturating_sub(200));
+    for (rates, shared) in [([of(1_000_000), None], 2), ([None, of(1_000_000)], 1), ([of(1_000_000), of(700_000)], 2)] {
+        let lab = Lab::with(MIB, PATIENCE, Folios::of_host(), rates);
+        lab.finished("f", 1, length);
+        let began = Instant::now();
+        let clients = [lab.getting("/vm1/f"), lab.getting("/vm1/f")];
+        for client in clients {
+            let reply = client.join().unwrap();
+            assert!(reply.is_whole && reply.body == content(1, 0, length));
+        }
+        assert!(began.elapsed() >= least(shared * length, 1_000_000), "{rates:?}: {:?}", began.elapsed());
+        lab.wait_until("delivered", Outbox::is_delivered);
+    }
+}
+
+#[test]
+fn old_files_go_delivered_or_not() {
+    let lab = Lab::new(MIB, PATIENCE);
+    lab.finished("fetched", 1, 5_000);
+    assert!(lab.get("/vm1/fetched", "").is_whole);
+    lab.finished("never-fetched", 2, 5_000);
+    let kept = lab.finished("kept", 3, 5_000);
+    lab.wait_until("delivered", |outbox| outbox.space().figures().disposable > 0);
+    lab.outbox.space().set_xattr(kept, b"user.pagoda.ttl", b"never", XattrWrite::Any).unwrap();
+    let growing = lab.create("growing");
+    lab.write(growing, 0, &content(4, 0, 5_000)).unwrap();
+    lab.outbox.space().set_default_ttl(Some(Duration::from_secs(1)));
+    lab.wait_until("they are gone", |outbox| outbox.space().figures().expired == 2);
+    let figures = lab.outbox.space().figures();
+    assert_eq!((figures.nodes, figures.expired_undelivered), (3, 1), "the root and two files");
+    assert_eq!([lab.status("/vm1/fetched", ""), lab.status("/vm1/never-fetched", "")], [404, 404]);
+    assert!(lab.get("/vm1/kept", "").body == content(3, 0, 5_000));
+    // Who reads one keeps it.
+    let client = lab.getting("/vm1/growing");
+    lab.wait_sent(growing.1, 5_000);
+    lab.close(growing);
+    assert!(client.join().unwrap().body == content(4, 0, 5_000));
+    lab.wait_until("that one too", |outbox| outbox.space().figures().expired == 3);
+    lab.wait_until("memory", |outbox| outbox.space().figures().used == 2 * PAGE_BYTES);
 }

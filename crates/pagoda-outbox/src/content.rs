@@ -8,10 +8,11 @@
 //! ```
 
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::delivery::Delivery;
 use crate::limits::{EXTENTS_MAX, FILE_BYTES_MAX, PAGE_BYTES, WRITES_MAX, page_ceil, page_floor};
-use crate::policy::{Mode, Policy};
+use crate::policy::{Mode, Policy, Ttl};
 use crate::ranges::RangeSet;
 use crate::refusal::Refusal;
 
@@ -51,6 +52,8 @@ pub struct Content {
     /// The size that the file is being given.
     resize: Option<u64>,
     delivery: Delivery,
+    /// When it was first seen to be sealed with nothing under way.
+    sealed_since: Option<Duration>,
     pub policy: Policy,
 }
 
@@ -66,6 +69,7 @@ impl Content {
             writes: Vec::new(),
             resize: None,
             delivery: Delivery::new(policy.deliveries),
+            sealed_since: None,
             policy,
         }
     }
@@ -105,14 +109,14 @@ impl Content {
     }
 
     pub fn set_policy(&mut self, policy: Policy) -> Result<(), Refusal> {
-        if policy == self.policy {
-            // What was delivered stays delivered.
-            return Ok(());
+        let how_sent = |policy: &Policy| (policy.mode, policy.deliveries);
+        // If that is the same, what was delivered stays delivered.
+        if how_sent(&policy) != how_sent(&self.policy) {
+            if self.cursor > 0 {
+                return Err(Refusal::BadPolicy);
+            }
+            self.delivery = Delivery::new(policy.deliveries);
         }
-        if self.cursor > 0 {
-            return Err(Refusal::BadPolicy);
-        }
-        self.delivery = Delivery::new(policy.deliveries);
         self.policy = policy;
         Ok(())
     }
@@ -147,6 +151,25 @@ impl Content {
             self.state = State::Broken;
         }
         had
+    }
+
+    /// Whether it has been sealed for longer than it may stay. Its age counts from the first time that this is asked.
+    pub fn is_expired(&mut self, now: Duration, default_ttl: Option<Duration>) -> bool {
+        if self.state != State::Sealed || !self.is_idle() {
+            return false;
+        }
+        let since = *self.sealed_since.get_or_insert(now);
+        let ttl = match self.policy.ttl {
+            Ttl::Default => default_ttl,
+            Ttl::Never => None,
+            Ttl::Seconds(seconds) => Some(Duration::from_secs(seconds.into())),
+        };
+        ttl.is_some_and(|ttl| now.saturating_sub(since) >= ttl)
+    }
+
+    /// All of it was delivered as often as it is to be.
+    pub fn is_delivered(&self) -> bool {
+        self.delivery.delivered_below() >= self.size
     }
 
     /// How much of `range` may be written, with `free` bytes of pages left. Nothing is changed.

@@ -15,6 +15,7 @@ mod content;
 mod delivery;
 pub mod limits;
 mod node;
+mod pace;
 mod policy;
 mod ranges;
 mod readers;
@@ -25,7 +26,8 @@ mod xattrs;
 
 pub use self::content::State;
 pub use self::node::{Attributes, Ino, Kind, NewNode, Owner, ROOT, Time};
-pub use self::policy::{Mode, Policy};
+pub use self::pace::Pace;
+pub use self::policy::{Mode, Policy, Ttl};
 pub use self::readers::{Next, ReaderId, Selection};
 pub use self::refusal::Refusal;
 pub use self::space::{Access, Figures, HandleId, Reclaim, ReclaimKind, Space, Write};

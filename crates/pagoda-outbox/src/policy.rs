@@ -13,16 +13,27 @@ pub enum Mode {
     OnClose,
 }
 
+/// For how long a file stays after it was sealed, delivered or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ttl {
+    /// As the space has it.
+    #[default]
+    Default,
+    Never,
+    Seconds(u32),
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
     pub mode: Mode,
     /// How often each byte is to be delivered before its memory may be given back.
     pub deliveries: u8,
+    pub ttl: Ttl,
 }
 
 impl Default for Policy {
     fn default() -> Policy {
-        Policy { mode: Mode::Stream, deliveries: 1 }
+        Policy { mode: Mode::Stream, deliveries: 1, ttl: Ttl::Default }
     }
 }
 
@@ -43,13 +54,17 @@ impl Policy {
                 _ => Err(Refusal::BadPolicy),
             },
             b"readers" => {
-                let text = std::str::from_utf8(value).map_err(|_| Refusal::BadPolicy)?;
-                let deliveries = text.parse::<u8>().map_err(|_| Refusal::BadPolicy)?;
+                let deliveries = number(value)?;
                 if !(1..=DELIVERIES_MAX).contains(&deliveries) {
                     return Err(Refusal::BadPolicy);
                 }
                 Ok(Some(Policy { deliveries, ..self }))
             }
+            b"ttl" if value == b"never" => Ok(Some(Policy { ttl: Ttl::Never, ..self })),
+            b"ttl" => match number(value)? {
+                0 => Err(Refusal::BadPolicy),
+                seconds => Ok(Some(Policy { ttl: Ttl::Seconds(seconds), ..self })),
+            },
             _ => Ok(None),
         }
     }
@@ -60,9 +75,16 @@ impl Policy {
         match name.strip_prefix(OWN.as_bytes())? {
             b"mode" => Some(Policy { mode: default.mode, ..self }),
             b"readers" => Some(Policy { deliveries: default.deliveries, ..self }),
+            b"ttl" => Some(Policy { ttl: default.ttl, ..self }),
             _ => None,
         }
     }
+}
+
+/// Digits alone: `parse` would also take a sign.
+fn number<T: std::str::FromStr>(value: &[u8]) -> Result<T, Refusal> {
+    let digits = value.iter().all(u8::is_ascii_digit).then(|| std::str::from_utf8(value).ok()).flatten();
+    digits.and_then(|digits| digits.parse().ok()).ok_or(Refusal::BadPolicy)
 }
 
 #[cfg(test)]
@@ -74,13 +96,20 @@ mod tests {
         let check = |name: &str, value: &str, expected: Result<Option<Policy>, Refusal>| {
             assert_eq!(Policy::default().with(name.as_bytes(), value.as_bytes()), expected, "{name}={value}");
         };
-        let on_close = Policy { mode: Mode::OnClose, deliveries: 1 };
+        let on_close = Policy { mode: Mode::OnClose, ..Policy::default() };
         check("user.pagoda.mode", "on-close", Ok(Some(on_close)));
         check("user.pagoda.mode", "later", Err(Refusal::BadPolicy));
         check("user.pagoda.readers", "3", Ok(Some(Policy { deliveries: 3, ..Policy::default() })));
         for bad in ["0", "17", "-1", "", "300", "3 "] {
             check("user.pagoda.readers", bad, Err(Refusal::BadPolicy));
         }
+        let ttl = |ttl| Ok(Some(Policy { ttl, ..Policy::default() }));
+        check("user.pagoda.ttl", "90", ttl(Ttl::Seconds(90)));
+        check("user.pagoda.ttl", "never", ttl(Ttl::Never));
+        for bad in ["0", "", "-1", "+1", "1m", "4294967296", "Never"] {
+            check("user.pagoda.ttl", bad, Err(Refusal::BadPolicy));
+        }
+        assert_eq!(ttl(Ttl::Never).unwrap().unwrap().without(b"user.pagoda.ttl"), Some(Policy::default()));
         check("user.pagoda.job", "7", Ok(None));
         check("user.mime_type", "x", Ok(None));
         assert_eq!(on_close.without(b"user.pagoda.mode"), Some(Policy::default()));

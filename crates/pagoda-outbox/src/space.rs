@@ -1,10 +1,12 @@
 //! The space as a whole: files, handles, readers, and the budget that they share.
 
+mod expiry;
 mod files;
 mod transmission;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::content::Content;
 use crate::node::{Body, Ino, Time};
@@ -67,6 +69,9 @@ pub struct Figures {
     pub readers: u64,
     /// Changes below a send cursor that were refused.
     pub refused_changes: u64,
+    /// Files that were removed because of their age, and those of them that had not been delivered.
+    pub expired: u64,
+    pub expired_undelivered: u64,
     pub bytes_written: u64,
     pub bytes_acknowledged: u64,
 }
@@ -90,6 +95,10 @@ pub struct Space {
     /// Nodes that went, with memory that is still to be given back.
     dropped: Vec<Reclaim>,
     refused_changes: u64,
+    /// Of files that have none of their own; `None`: they stay.
+    default_ttl: Option<Duration>,
+    expired: u64,
+    expired_undelivered: u64,
     bytes_written: u64,
     bytes_acknowledged: u64,
 }
@@ -105,6 +114,9 @@ impl Space {
             readers: Readers::default(),
             dropped: Vec::new(),
             refused_changes: 0,
+            default_ttl: None,
+            expired: 0,
+            expired_undelivered: 0,
             bytes_written: 0,
             bytes_acknowledged: 0,
         }
@@ -128,6 +140,8 @@ impl Space {
             nodes: self.tree.len() as u64,
             readers: self.readers.len() as u64,
             refused_changes: self.refused_changes,
+            expired: self.expired,
+            expired_undelivered: self.expired_undelivered,
             bytes_written: self.bytes_written,
             bytes_acknowledged: self.bytes_acknowledged,
         }

@@ -52,6 +52,10 @@ impl Tree {
         self.nodes.iter().map(|(ino, node)| (*ino, node))
     }
 
+    pub fn nodes_mut(&mut self) -> impl Iterator<Item = (Ino, &mut Node)> {
+        self.nodes.iter_mut().map(|(ino, node)| (*ino, node))
+    }
+
     pub fn inos(&self) -> Vec<Ino> {
         self.nodes.keys().copied().collect()
     }

@@ -8,6 +8,7 @@
 //! | [`ring`] | io_uring: disk I/O into RAM and bounce buffers, polling |
 //! | [`socket`] | attach socket, fd passing, the memory shared with the shim |
 //! | [`pagemap`] | which pages of a process are mapped |
+//! | [`part`] | a part of a file in memory that is sent from where it is |
 //! | [`template`] | memory that clones of a snapshot read, and nobody can change |
 //! | [`peek`] | what another process maps and holds |
 //! | [`process`] | processes seen through /proc, wake-ups, limits |
@@ -27,6 +28,7 @@ pub mod guest;
 pub mod host;
 pub mod mapper;
 pub mod pagemap;
+pub mod part;
 pub mod peek;
 pub mod process;
 pub mod ram;

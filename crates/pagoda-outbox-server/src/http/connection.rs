@@ -1,22 +1,27 @@
 //! Connections of clients: what has been written to each, and what of it has been acknowledged.
 //!
 //! A body hands over one piece and then waits until it has been written to the socket ([`Connection::is_flushed`]). hyper
-//! flushes when nothing is left of it, and then the number of bytes written so far is the piece's *mark*. When the kernel
-//! says that as many bytes have been acknowledged (SIOCOUTQ), the space is told. So nothing is given back that a client may
-//! still need to have sent again.
+//! flushes when nothing is left of it, and then the number of bytes written so far is the piece's *mark*. A piece that is
+//! sent from the file's memory gets marks within it as well, for what is written of it is known exactly. When the kernel says
+//! that as many bytes have been acknowledged (SIOCOUTQ), the space is told. So nothing is given back that a client may still
+//! need to have sent again.
 //!
 //! A connection that its server side has closed is kept until its last bytes are acknowledged, or for [`STALL_MAX`].
 
 use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use pagoda_outbox::ReaderId;
+use pagoda_sys::part::FilePart;
 use pagoda_sys::tcp::unacknowledged;
 use rustix::net::Shutdown;
 
+use super::pacing::{Pacer, Rate};
 use crate::outbox::Outbox;
 
 /// Connections at the same time; more are closed at once.
@@ -25,6 +30,8 @@ const CONNECTIONS_MAX: usize = 256;
 const STALL_MAX: Duration = Duration::from_secs(60);
 /// A client that asks for nothing for so long is cut off.
 const IDLE_MAX: Duration = Duration::from_secs(120);
+/// Marks within a piece are at least so far from each other.
+const MARK_BYTES: u64 = 128 << 10;
 /// How often connections are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -36,13 +43,35 @@ enum Mark {
     Detach { stream: u64, reader: ReaderId },
 }
 
+/// What was handed over and not flushed yet.
+#[derive(Debug)]
+struct Pending {
+    reader: ReaderId,
+    /// Where the piece ends in the file.
+    end: u64,
+    /// The latest mark of it.
+    marked: u64,
+    /// The file's memory that is sent, if it is no copy.
+    part: Option<Arc<FilePart>>,
+}
+
+/// Bytes of a file's memory among those that hyper wants to be written.
+#[derive(Debug)]
+pub struct InPlace {
+    /// How many slices are before them.
+    pub before: usize,
+    pub part: Arc<FilePart>,
+    /// Where in the file.
+    pub offset: u64,
+    pub length: usize,
+}
+
 #[derive(Debug)]
 struct Inner {
     /// A second descriptor of the socket. Kept until everything is acknowledged.
     socket: Option<OwnedFd>,
     written: u64,
-    /// Handed over and not yet flushed.
-    pending: Option<(ReaderId, u64)>,
+    pending: Option<Pending>,
     marks: VecDeque<Mark>,
     /// The body that waits for a flush.
     waker: Option<Waker>,
@@ -53,14 +82,33 @@ struct Inner {
     moved: Instant,
 }
 
+impl Inner {
+    /// Before the end of its reader, if that is waiting for a flush: a reader that is gone acknowledges nothing.
+    fn add_delivered(&mut self, mark: Mark) {
+        let unflushed = |mark: &Mark| matches!(mark, Mark::Detach { stream: u64::MAX, .. });
+        let at = self.marks.iter().position(unflushed).unwrap_or(self.marks.len());
+        self.marks.insert(at, mark);
+    }
+
+    /// Readers whose end waited for a flush end here.
+    fn end_unflushed(&mut self, here: u64) {
+        for mark in &mut self.marks {
+            if let Mark::Detach { stream: end @ u64::MAX, .. } = mark {
+                *end = here;
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Connection {
     outbox: Arc<Outbox>,
+    pub pacer: Pacer,
     inner: Mutex<Inner>,
 }
 
 impl Connection {
-    fn new(outbox: Arc<Outbox>, socket: OwnedFd) -> Connection {
+    fn new(outbox: Arc<Outbox>, socket: OwnedFd, rate: Rate) -> Connection {
         let inner = Inner {
             socket: Some(socket),
             written: 0,
@@ -72,7 +120,7 @@ impl Connection {
             acknowledged: 0,
             moved: Instant::now(),
         };
-        Connection { outbox, inner: Mutex::new(inner) }
+        Connection { outbox, pacer: Pacer::new(rate), inner: Mutex::new(inner) }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -87,9 +135,9 @@ impl Connection {
     pub fn finish(&self, reader: ReaderId) {
         let mut inner = self.inner();
         inner.bodies -= 1;
-        let stream = match inner.pending {
+        let stream = match &inner.pending {
             // What was not flushed will not be known to have arrived. If it is flushed all the same, that is noted before.
-            Some((pending, _)) if pending == reader => u64::MAX,
+            Some(pending) if pending.reader == reader => u64::MAX,
             _ => inner.written,
         };
         inner.marks.push_back(Mark::Detach { stream, reader });
@@ -107,14 +155,39 @@ impl Connection {
         inner.pending.is_none()
     }
 
-    pub fn hand_over(&self, reader: ReaderId, position: u64) {
-        self.inner().pending = Some((reader, position));
+    /// These bytes of the file are hyper's from now on.
+    pub fn hand_over(&self, reader: ReaderId, piece: Range<u64>, part: Option<Arc<FilePart>>) {
+        self.inner().pending = Some(Pending { reader, end: piece.end, marked: piece.start, part });
+    }
+
+    /// The first of these slices that is memory of the file whose piece was handed over.
+    pub fn in_place(&self, slices: &[IoSlice<'_>]) -> Option<InPlace> {
+        let inner = self.inner();
+        let part = inner.pending.as_ref()?.part.as_ref()?;
+        let known = |(at, slice): (usize, &IoSlice<'_>)| part.offset_of(slice).map(|offset| (at, offset, slice.len()));
+        let mut filled = slices.iter().enumerate().filter(|(_, slice)| !slice.is_empty());
+        let (before, offset, length) = filled.find_map(known)?;
+        Some(InPlace { before, part: Arc::clone(part), offset, length })
     }
 
     pub fn note_written(&self, bytes: usize) {
         let mut inner = self.inner();
         inner.written += bytes as u64;
         inner.moved = Instant::now();
+    }
+
+    /// So many bytes were written, and they are those of the piece before `position` of its file.
+    pub fn note_sent(&self, bytes: usize, position: u64) {
+        self.note_written(bytes);
+        let mut inner = self.inner();
+        let stream = inner.written;
+        let Some(pending) = &mut inner.pending else { return };
+        if position >= pending.end || position - pending.marked < MARK_BYTES {
+            return;
+        }
+        pending.marked = position;
+        let reader = pending.reader;
+        inner.add_delivered(Mark::Delivered { stream, reader, position });
     }
 
     /// Somebody who has the token asks for something.
@@ -126,20 +199,9 @@ impl Connection {
     pub fn note_flushed(&self) {
         let mut inner = self.inner();
         let stream = inner.written;
-        if let Some((reader, position)) = inner.pending.take() {
-            let at = inner.marks.iter().position(|mark| matches!(mark, Mark::Detach { stream: u64::MAX, .. }));
-            let delivered = Mark::Delivered { stream, reader, position };
-            match at {
-                Some(at) => {
-                    inner.marks.insert(at, delivered);
-                    for mark in inner.marks.iter_mut().skip(at) {
-                        if let Mark::Detach { stream: end @ u64::MAX, .. } = mark {
-                            *end = stream;
-                        }
-                    }
-                }
-                None => inner.marks.push_back(delivered),
-            }
+        if let Some(Pending { reader, end, .. }) = inner.pending.take() {
+            inner.add_delivered(Mark::Delivered { stream, reader, position: end });
+            inner.end_unflushed(stream);
         }
         if let Some(waker) = inner.waker.take() {
             waker.wake();
@@ -152,11 +214,7 @@ impl Connection {
         inner.is_closed = true;
         inner.pending = None;
         let written = inner.written;
-        for mark in &mut inner.marks {
-            if let Mark::Detach { stream: end @ u64::MAX, .. } = mark {
-                *end = written;
-            }
-        }
+        inner.end_unflushed(written);
         if let Some(socket) = &inner.socket {
             let _ = rustix::net::shutdown(socket, Shutdown::Both);
         }
@@ -243,12 +301,14 @@ impl Connection {
 #[derive(Debug, Clone)]
 pub struct Connections {
     outbox: Arc<Outbox>,
+    /// Of each connection.
+    rate: Rate,
     list: Arc<Mutex<Vec<Arc<Connection>>>>,
 }
 
 impl Connections {
-    pub fn new(outbox: Arc<Outbox>) -> Connections {
-        Connections { outbox, list: Arc::default() }
+    pub fn new(outbox: Arc<Outbox>, rate: Rate) -> Connections {
+        Connections { outbox, rate, list: Arc::default() }
     }
 
     /// `None`: there are too many.
@@ -257,7 +317,7 @@ impl Connections {
         if list.len() >= CONNECTIONS_MAX {
             return None;
         }
-        let connection = Arc::new(Connection::new(Arc::clone(&self.outbox), socket));
+        let connection = Arc::new(Connection::new(Arc::clone(&self.outbox), socket, self.rate));
         list.push(Arc::clone(&connection));
         Some(connection)
     }

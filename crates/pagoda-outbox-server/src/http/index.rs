@@ -80,6 +80,8 @@ pub fn status(outbox: &Outbox) -> Response {
         "written_bytes": figures.bytes_written,
         "acknowledged_bytes": figures.bytes_acknowledged,
         "refused_changes": figures.refused_changes,
+        "expired_files": figures.expired,
+        "expired_undelivered_files": figures.expired_undelivered,
     }))
     .into_response()
 }

@@ -111,7 +111,7 @@ fn body(
 ) -> Result<Body, Refusal> {
     let end = has_length.then_some(range.end);
     let reader = site.outbox.space().attach(found.ino, Selection { start: range.start, end })?;
-    Ok(Body::new(FileBody::new(&site.outbox, connection, reader, found.ino, range.start, end)))
+    Ok(Body::new(FileBody::new(site, connection, reader, found.ino, range.start, end)))
 }
 
 /// `If-Match` and `If-None-Match` (RFC 9110, 13.2.2).

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
+use super::folios::Folios;
+use super::pacing::{Pacer, Rate};
 use crate::outbox::Outbox;
 
 /// Whose files are served, to whom.
@@ -17,6 +19,11 @@ pub struct Site {
     /// Different for each life of this process, as numbers of files begin anew.
     pub life: u64,
     pub outbox: Arc<Outbox>,
+    pub folios: Folios,
+    /// What all clients together may be sent.
+    pub pacer: Pacer,
+    /// What each connection may be sent.
+    pub client_rate: Rate,
 }
 
 pub fn not_found() -> Response {

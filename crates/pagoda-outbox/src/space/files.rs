@@ -220,8 +220,8 @@ impl Space {
         Ok(self.tree.node(ino)?.xattrs.names())
     }
 
-    /// Of `user.pagoda.mode` and `user.pagoda.readers` the value takes effect: of a directory for new files in it, of a file
-    /// for itself, as long as nothing of it was sent.
+    /// Of `user.pagoda.mode`, `user.pagoda.readers` and `user.pagoda.ttl` the value takes effect: of a directory for new files in
+    /// it, of a file for itself; the first two as long as nothing of it was sent.
     ///
     /// # Errors
     /// A limit; or a value without a meaning.

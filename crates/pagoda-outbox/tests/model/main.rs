@@ -2,6 +2,8 @@
 
 mod reference;
 
+use std::time::Duration;
+
 use pagoda_outbox::{
     Access, Attributes, HandleId, Kind, Mode, NewNode, ROOT, ReaderId, Reclaim, Refusal, Replace, Selection, Space,
     Time, Write, XattrWrite,
@@ -26,6 +28,8 @@ enum Op {
         name: usize,
         on_close: bool,
         deliveries: u8,
+        /// 0: as the space has it. Above 9: never.
+        ttl: u32,
     },
     /// Sets an attribute to the value that it has.
     Repeat {
@@ -79,6 +83,13 @@ enum Op {
     CompleteReclaim {
         pick: usize,
     },
+    /// So many seconds pass, and files that are too old go.
+    Expire {
+        seconds: u64,
+    },
+    DefaultTtl {
+        seconds: Option<u64>,
+    },
     Budget {
         pages: u64,
     },
@@ -95,7 +106,11 @@ fn ops() -> impl Strategy<Value = Op> {
     let pick = any::<usize>();
     let at = prop_oneof![0..10 * PAGE, (0_u64..10).prop_map(|page| page * PAGE)];
     prop_oneof![
-        3 => (name.clone(), any::<bool>(), 1_u8..3).prop_map(|(name, on_close, deliveries)| Op::Create { name, on_close, deliveries }),
+        3 => (name.clone(), any::<bool>(), 1_u8..3, 0_u32..11).prop_map(|(name, on_close, deliveries, ttl)| {
+            Op::Create { name, on_close, deliveries, ttl }
+        }),
+        3 => (0_u64..6).prop_map(|seconds| Op::Expire { seconds }),
+        1 => prop::option::of(0_u64..6).prop_map(|seconds| Op::DefaultTtl { seconds }),
         2 => name.clone().prop_map(|name| Op::Repeat { name }),
         3 => name.clone().prop_map(|name| Op::Open { name }),
         2 => pick.prop_map(|pick| Op::Release { pick }),
@@ -127,6 +142,8 @@ struct Run {
     reclaims: Vec<Reclaim>,
     readers: Vec<ReaderId>,
     fill: u8,
+    /// Since the start.
+    seconds: u64,
 }
 
 fn pick<T>(list: &[T], pick: usize) -> Option<usize> {
@@ -144,6 +161,7 @@ impl Run {
             reclaims: Vec::new(),
             readers: Vec::new(),
             fill: 0,
+            seconds: 0,
         }
     }
 
@@ -153,7 +171,12 @@ impl Run {
 
     fn apply(&mut self, op: Op) -> Result<(), TestCaseError> {
         match op {
-            Op::Create { name, on_close, deliveries } => self.create(name, on_close, deliveries)?,
+            Op::Create { name, on_close, deliveries, ttl } => self.create(name, on_close, deliveries, ttl)?,
+            Op::Expire { seconds } => self.expire(seconds)?,
+            Op::DefaultTtl { seconds } => {
+                self.space.set_default_ttl(seconds.map(Duration::from_secs));
+                self.reference.default_ttl = seconds;
+            }
             Op::Repeat { name } => {
                 let Some(file) = self.find(name) else { return Ok(()) };
                 let before = self.space.figures();
@@ -234,7 +257,23 @@ impl Run {
         Ok(())
     }
 
-    fn create(&mut self, name: usize, on_close: bool, deliveries: u8) -> Result<(), TestCaseError> {
+    fn expire(&mut self, seconds: u64) -> Result<(), TestCaseError> {
+        self.seconds += seconds;
+        let names: Vec<Option<Attributes>> = (0..NAMES.len()).map(|name| self.find(name)).collect();
+        let before = self.space.figures();
+        let any = self.space.expire(Duration::from_secs(self.seconds), self.now);
+        let mut gone = 0;
+        for (name, file) in names.into_iter().enumerate() {
+            let Some(file) = file else { continue };
+            let is_gone = self.reference.is_too_old(file.ino, self.seconds);
+            prop_assert_eq!(self.find(name).is_none(), is_gone, "{} at {} s", name, self.seconds);
+            gone += u64::from(is_gone);
+        }
+        prop_assert_eq!((any, self.space.figures().expired), (gone > 0, before.expired + gone));
+        Ok(())
+    }
+
+    fn create(&mut self, name: usize, on_close: bool, deliveries: u8, ttl: u32) -> Result<(), TestCaseError> {
         let exists = self.find(name).is_some();
         let new = NewNode { mode: 0o644, now: self.now, ..NewNode::default() };
         let created = self.space.create(ROOT, NAMES[name], new);
@@ -244,7 +283,11 @@ impl Run {
         self.space.set_xattr(file.ino, b"user.pagoda.mode", value.as_bytes(), XattrWrite::Create).unwrap();
         let value = deliveries.to_string();
         self.space.set_xattr(file.ino, b"user.pagoda.readers", value.as_bytes(), XattrWrite::Any).unwrap();
-        self.reference.create(file.ino, mode, deliveries);
+        let value = if ttl > 9 { "never".into() } else { ttl.to_string() };
+        if ttl > 0 {
+            self.space.set_xattr(file.ino, b"user.pagoda.ttl", value.as_bytes(), XattrWrite::Any).unwrap();
+        }
+        self.reference.create(file.ino, mode, deliveries, ttl);
         Ok(())
     }
 

@@ -30,6 +30,9 @@ struct File {
     sent_end: u64,
     /// How often a byte has arrived.
     arrived: BTreeMap<u64, u8>,
+    ttl: u32,
+    /// When it was first looked whether it is too old.
+    seen: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -44,6 +47,7 @@ struct Reader {
 pub struct Reference {
     files: BTreeMap<Ino, File>,
     readers: BTreeMap<ReaderId, Reader>,
+    pub default_ttl: Option<u64>,
 }
 
 fn pages(range: &Range<u64>) -> impl Iterator<Item = u64> + use<> {
@@ -84,8 +88,8 @@ impl Reference {
         self.files.get_mut(&ino).expect("a file that was created")
     }
 
-    pub fn create(&mut self, ino: Ino, mode: Mode, deliveries: u8) {
-        let file = File { is_on_close: mode == Mode::OnClose, deliveries, ..File::default() };
+    pub fn create(&mut self, ino: Ino, mode: Mode, deliveries: u8, ttl: u32) {
+        let file = File { is_on_close: mode == Mode::OnClose, deliveries, ttl, ..File::default() };
         assert!(self.files.insert(ino, file).is_none(), "numbers are used once");
     }
 
@@ -119,6 +123,20 @@ impl Reference {
         for file in self.files.values_mut().filter(|file| file.writers > 0) {
             file.is_broken = true;
             file.writers = 0;
+        }
+    }
+
+    pub fn is_too_old(&mut self, ino: Ino, now: u64) -> bool {
+        let default_ttl = self.default_ttl;
+        let file = self.file(ino);
+        if !file.is_sealed || !file.is_complete() {
+            return false;
+        }
+        let age = now - *file.seen.get_or_insert(now);
+        match file.ttl {
+            0 => default_ttl.is_some_and(|ttl| age >= ttl),
+            1..10 => age >= u64::from(file.ttl),
+            _ => false,
         }
     }
 

@@ -1,19 +1,36 @@
 //! Options of a VM's outbox.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use clap::Args;
 use pagoda_api::check_outbox_space;
 
-use crate::units::parse_size;
+use crate::units::{format_rate, parse_rate, parse_seconds, parse_size};
 
 /// How long a writer may be kept waiting: the guest's kernel complains of tasks that wait for 120 s.
 const WAIT_SECONDS_MAX: i64 = 100;
 
+/// Bytes a second below which a reply of an ordinary size would last for minutes, and a piece for seconds: 0.1 Mbit/s.
+const RATE_MIN: u64 = 12_500;
+
 pub(super) fn space(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text)?;
     check_outbox_space(bytes).map(|()| bytes)
+}
+
+/// Seconds, as many as an attribute may have.
+fn ttl(text: &str) -> Result<u64, String> {
+    let seconds = parse_seconds(text)?;
+    let is_in_range = (1..=u64::from(u32::MAX)).contains(&seconds);
+    is_in_range.then_some(seconds).ok_or_else(|| format!("{text}: give 1s to {}s", u32::MAX))
+}
+
+/// Bytes a second.
+fn rate(text: &str) -> Result<NonZeroU64, String> {
+    let rate = NonZeroU64::new(parse_rate(text)?).filter(|rate| rate.get() >= RATE_MIN);
+    rate.ok_or_else(|| format!("{text} is too slow: give at least {}", format_rate(RATE_MIN)))
 }
 
 #[derive(Debug, Args)]
@@ -38,7 +55,42 @@ pub struct OutboxOptions {
     /// Seconds for which files that nobody has fetched stay after the VM's end
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "outbox")]
     pub outbox_linger: u64,
+    /// What clients of the outbox are sent at most, all together: bits a second, such as 200M or 2.5G
+    ///
+    /// 200M is 200 million bits, as networks count. What counts are the bytes of files.
+    #[arg(long, value_name = "RATE", value_parser = rate, requires = "outbox")]
+    pub outbox_rate: Option<NonZeroU64>,
+    /// What each connection of a client is sent at most
+    #[arg(long, value_name = "RATE", value_parser = rate, requires = "outbox")]
+    pub outbox_client_rate: Option<NonZeroU64>,
+    /// Remove files so long after they were sealed, such as 60s or 10m, also if nobody has fetched them [default: never]
+    ///
+    /// A file's or directory's own `user.pagoda.ttl` goes before: seconds, or `never`.
+    #[arg(long, value_name = "TIME", value_parser = ttl, requires = "outbox")]
+    pub outbox_ttl: Option<u64>,
     /// Let the outbox's process keep the host's namespaces, where a user may not have own ones
     #[arg(long, requires = "outbox")]
     pub outbox_no_namespaces: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates() {
+        assert_eq!(rate("200M").map(NonZeroU64::get), Ok(25_000_000));
+        assert_eq!(rate("100k").map(NonZeroU64::get), Ok(RATE_MIN));
+        for bad in ["99k", "0M", "200", "fast"] {
+            assert!(rate(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ages() {
+        assert_eq!((ttl("60s"), ttl("2h")), (Ok(60), Ok(7200)));
+        for bad in ["0s", "60", "4294967296s", "never"] {
+            assert!(ttl(bad).is_err(), "{bad}");
+        }
+    }
 }

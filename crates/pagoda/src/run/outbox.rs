@@ -129,6 +129,11 @@ impl Outbox {
             .stdout(Stdio::piped())
             // Ctrl-C ends QEMU; what was published is delivered all the same.
             .process_group(0);
+        let rates = [("--rate", self.options.outbox_rate), ("--client-rate", self.options.outbox_client_rate)];
+        for (option, rate) in rates {
+            command.args(rate.iter().flat_map(|rate| [option.to_owned(), rate.to_string()]));
+        }
+        command.args(self.options.outbox_ttl.iter().flat_map(|ttl| ["--ttl".to_owned(), ttl.to_string()]));
         if self.options.outbox_no_namespaces {
             command.arg("--no-namespaces");
         }

@@ -70,6 +70,9 @@ impl Site {
                 .map(str::to_owned)
                 .into();
         options.run_options.extend(["--outbox-token".into(), token.display().to_string()]);
+        // More than this machine sends, and longer than a test lasts.
+        let bounds = ["--outbox-rate", "100G", "--outbox-client-rate", "90G", "--outbox-ttl", "1d"];
+        options.run_options.extend(bounds.map(str::to_owned));
         let guest = lab.guest(&daemon, &options)?;
         let mut control = guest.control()?;
         control.sh("mkdir -p /mnt /tmp && mount -t virtiofs outbox /mnt")?;
