@@ -264,9 +264,11 @@ impl Outbox {
     }
 
     /// What a reader sends next. On [`Given::Wait`] `waker` is woken when that may have changed.
-    pub fn next(&self, reader: ReaderId, ino: Ino, max: u64, waker: &Waker) -> io::Result<Given> {
+    pub fn next(&self, reader: ReaderId, ino: Ino, max: u64, waker: Option<&Waker>) -> io::Result<Given> {
         let mut next = self.space().next(reader, max).map_err(error)?;
-        if next == Next::Wait {
+        if next == Next::Wait
+            && let Some(waker) = waker
+        {
             let mut wakers = lock(&self.wakers);
             if !wakers.iter().any(|known| known.will_wake(waker)) {
                 wakers.push(waker.clone());

@@ -5,16 +5,21 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use http_body::{Body, Frame};
 use pagoda_outbox::{Ino, ReaderId};
+use tokio::time::{Sleep, sleep_until};
 
 use super::connection::Connection;
 use super::pacing::{Pacer, Turn};
 use super::piece::{Piece, Sending};
 use super::site::Site;
 use crate::outbox::Given;
+
+/// How long bytes of a file that grows gather before a reader that has all sent looks for more.
+const GATHER_MAX: Duration = Duration::from_millis(2);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -31,6 +36,10 @@ pub struct FileBody {
     promised_end: Option<u64>,
     /// What is sent next, when its turn has come.
     waiting: Option<Waiting>,
+    /// When the last piece was handed over.
+    sent: Option<Instant>,
+    /// Until then nobody looks for more.
+    gathering: Option<Pin<Box<Sleep>>>,
 }
 
 /// A piece that does not change any more and is not handed over yet.
@@ -53,15 +62,45 @@ impl FileBody {
     ) -> FileBody {
         let (site, connection) = (Arc::clone(site), Arc::clone(connection));
         connection.begin();
-        FileBody { site, connection, reader, ino, given: start, promised_end, waiting: None }
+        FileBody {
+            site,
+            connection,
+            reader,
+            ino,
+            given: start,
+            promised_end,
+            waiting: None,
+            sent: None,
+            gathering: None,
+        }
     }
 }
 
 impl FileBody {
-    fn next(&self, sending: Sending, context: &Context<'_>) -> io::Result<Given> {
+    /// What is sent next. A reader that has just sent all that there was does not ask to be woken by the writer's next bytes, but looks
+    /// again a moment later: a wake-up for each of its writes would cost both more than the bytes do.
+    fn poll_next(&mut self, sending: Sending, context: &mut Context<'_>) -> Poll<io::Result<Given>> {
+        if let Some(sleep) = &mut self.gathering {
+            ready!(sleep.as_mut().poll(context));
+            self.gathering = None;
+        }
         let turns = [&self.connection.pacer, &self.site.pacer].map(Pacer::turn_bytes);
         let most = turns.into_iter().fold(sending.piece_bytes(), u64::min);
-        self.site.outbox.next(self.reader, self.ino, most, context.waker())
+        let next = |waker| self.site.outbox.next(self.reader, self.ino, most, waker);
+        let Some(sent) = self.sent.take_if(|sent| sent.elapsed() < GATHER_MAX) else {
+            return Poll::Ready(next(Some(context.waker())));
+        };
+        let given = next(None)?;
+        if !matches!(given, Given::Wait) {
+            return Poll::Ready(Ok(given));
+        }
+        let mut sleep = Box::pin(sleep_until((sent + GATHER_MAX).into()));
+        // It wakes this body when its time has come; if it has come by now, there is no more to wait for.
+        if sleep.as_mut().poll(context).is_ready() {
+            return Poll::Ready(next(Some(context.waker())));
+        }
+        self.gathering = Some(sleep);
+        Poll::Pending
     }
 
     fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
@@ -75,6 +114,7 @@ impl FileBody {
         let Piece { bytes, part } = Piece::load(&memory, offset, length, sending)?;
         self.given = offset + length;
         self.connection.hand_over(self.reader, offset..self.given, part);
+        self.sent = Some(Instant::now());
         Ok(Some(Frame::data(bytes)))
     }
 }
@@ -96,7 +136,7 @@ impl Body for FileBody {
         }
         let sending = if this.site.folios.may_be_large() { Sending::Copied } else { Sending::InPlace };
         if this.waiting.is_none() {
-            match this.next(sending, context) {
+            match ready!(this.poll_next(sending, context)) {
                 Ok(Given::Bytes { memory, offset, length }) => {
                     this.waiting = Some(Waiting { memory, offset, length, turn: Turn::default() });
                 }

@@ -39,7 +39,7 @@ pub struct OutboxOptions {
     ///
     /// In the guest: mount -t virtiofs outbox /mnt/out. Clients read by HTTP, also what still grows. What has been delivered is
     /// given back when there is need; a full space makes writers wait. The pool keeps this memory beside that of the VM
-    /// (`pagoda outbox`), and the VM is pinned: all of it stays in DRAM.
+    /// (`pagoda outbox`).
     #[arg(long, value_name = "SIZE", value_parser = space)]
     pub outbox: Option<u64>,
     /// Where clients of the outbox connect; port 0 is any that is free
