@@ -1,5 +1,6 @@
 //! What the guest asks for a file, by extended attributes `user.pagoda.…`.
 
+use crate::codec::{Damaged, Decoder, Encoder};
 use crate::limits::DELIVERIES_MAX;
 use crate::refusal::Refusal;
 
@@ -30,6 +31,16 @@ impl Default for Policy {
 const OWN: &str = "user.pagoda.";
 
 impl Policy {
+    pub fn encode(self, record: &mut Encoder) {
+        record.number(u64::from(self.mode == Mode::OnClose)).number(u64::from(self.deliveries));
+    }
+
+    pub fn decode(from: &mut Decoder<'_>) -> Result<Policy, Damaged> {
+        let mode = if from.number_below(1)? == 1 { Mode::OnClose } else { Mode::Stream };
+        let deliveries = from.number_below(u64::from(DELIVERIES_MAX))? as u8;
+        if deliveries == 0 { Err(Damaged("a file that nobody gets")) } else { Ok(Policy { mode, deliveries }) }
+    }
+
     /// With one attribute set. `None`: the attribute is not one that decides this.
     ///
     /// # Errors

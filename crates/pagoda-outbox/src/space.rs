@@ -1,9 +1,10 @@
 //! The space as a whole: files, handles, readers, and the budget that they share.
 
 mod files;
+pub(crate) mod saved;
 mod transmission;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::content::Content;
@@ -26,6 +27,8 @@ pub enum Access {
 struct Handle {
     ino: Ino,
     access: Access,
+    /// Number of the request that has opened it.
+    request: u64,
 }
 
 /// A write that may be made now: of the bytes from `range.start` to `range.end` of `ino`.
@@ -78,6 +81,16 @@ impl Figures {
     }
 }
 
+/// What is in the journal, so that only what differs goes there: see [`Space::take_changes`].
+#[derive(Debug, Default)]
+struct Noted {
+    /// Records of nodes.
+    nodes: BTreeMap<Ino, Vec<u8>>,
+    head: Vec<u8>,
+    /// Handles that came or went since.
+    handles: BTreeSet<HandleId>,
+}
+
 /// See the crate's head.
 #[derive(Debug)]
 pub struct Space {
@@ -92,6 +105,9 @@ pub struct Space {
     refused_changes: u64,
     bytes_written: u64,
     bytes_acknowledged: u64,
+    /// See [`Space::session`].
+    session: u64,
+    noted: Noted,
 }
 
 impl Space {
@@ -107,6 +123,8 @@ impl Space {
             refused_changes: 0,
             bytes_written: 0,
             bytes_acknowledged: 0,
+            session: 0,
+            noted: Noted::default(),
         }
     }
 
@@ -148,6 +166,10 @@ impl Space {
         }
         for ino in self.tree.inos() {
             let slowest = self.readers.slowest(ino);
+            // What is looked at for a change counts as changed.
+            if !self.content(ino).is_ok_and(|content| content.disposable(slowest) > 0) {
+                continue;
+            }
             let Ok(content) = self.content_mut(ino) else { continue };
             if let Some((range, bytes)) = content.dispose(slowest, want - found) {
                 found += bytes;
@@ -209,9 +231,18 @@ impl Space {
         }
     }
 
+    /// The bytes of a file are gone, and it with them.
+    pub fn lose(&mut self, ino: Ino, now: Time) {
+        let Ok(content) = self.content_mut(ino) else { return };
+        content.lose();
+        self.tree.unlink_node(ino, now).expect("a node of the tree has its name in its directory");
+        self.drop_if_unused(ino);
+    }
+
     /// The guest has started anew, or is gone. What it was writing will never be whole: readers of it are told so, and its
     /// name goes. What it has closed stays.
     pub fn abandon(&mut self, now: Time) {
+        self.noted.handles.extend(self.handles.keys());
         self.handles.clear();
         for ino in self.tree.inos() {
             let Ok(node) = self.tree.node_mut(ino) else { continue };
