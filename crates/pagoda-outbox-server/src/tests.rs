@@ -11,7 +11,7 @@ use pagoda_outbox::limits::PAGE_BYTES;
 use pagoda_outbox::{Access, HandleId, Ino, Kind, NewNode, ROOT, XattrWrite};
 
 use crate::http::{Site, runtime, serve};
-use crate::outbox::{Outbox, now};
+use crate::outbox::{Again, Outbox, now};
 
 const TOKEN: &str = "0123456789abcdef";
 const MIB: u64 = 1 << 20;
@@ -66,7 +66,7 @@ impl Lab {
 
     fn write(&self, (handle, ino): (HandleId, Ino), offset: u64, bytes: &[u8]) -> std::io::Result<u64> {
         let mut left = bytes;
-        self.outbox.write(handle, ino, offset, bytes.len() as u64, |file, at, count| {
+        self.outbox.write(handle, ino, offset, bytes.len() as u64, Again::No, |file, at, count| {
             let (now, later) = left.split_at(count);
             left = later;
             file.write_all_at(now, at).map(|()| count)
