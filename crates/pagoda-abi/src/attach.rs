@@ -41,7 +41,7 @@
 //! | 29 Figures | `pagoda-outbox` | seq u64, u64 x 10, in the order of [`OutboxFigures`] | - | - |
 //! | 30 Mapper | shim of a mapper | token\[16\] | - | Lent, Refused |
 //! | 31 Lent | daemon | flags u32, slot u32, files u32, {dev u64, ino u64, len u64} x files | listening socket of its connections, shared memory, /dev/userfaultfd (if `PREPARED_DEVICE`) | - |
-//! | 32 Maps | shim of a mapper | pid u32, maps u32, {region u32, pad u32, offset u64, len u64, addr u64} x maps | uffd | Welcome |
+//! | 32 Maps | shim of a mapper | pid u32, maps u32, {region u32, pad u32, offset u64, len u64, addr u64} x maps | uffd, pidfd | Welcome |
 //! | 33 Map | shim of a mapper | seq u64, region u32, pad u32, offset u64, len u64, addr u64 | - | Mapped |
 //! | 34 Unmap | shim of a mapper | as Map | - | - |
 //! | 35 Mapped | daemon | seq u64, errno u32 | - | - |
@@ -61,7 +61,7 @@
 //! connects to: a control connection. On it the process says nothing but one Figures to each Look or SetSpace.
 //! A *mapper* is another process that maps a VM's RAM and has the shim in it, such as that of an outbox (docs/mappers.md). It says Mapper
 //! before it opens anything, and gets a socket that whichever daemon there is connects to. On each such connection it says Maps first:
-//! its userfaultfd, and what it maps. A new mapping has no access until the daemon has answered Map with Mapped and no error. Zap,
+//! its userfaultfd, and what it maps. It may be a child of the process that said Mapper; one such child at a time maps RAM. A new mapping has no access until the daemon has answered Map with Mapped and no error. Zap,
 //! Zapped, Clock, Clocked and Foreign are as on an agent's connection, with addresses of the mapper.
 //! After Welcome to Calls the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
 //!

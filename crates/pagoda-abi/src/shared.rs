@@ -306,6 +306,14 @@ impl Shared {
         }
     }
 
+    /// The daemon's side: the process of a mapper that has mapped RAM has ended, and another may follow.
+    pub fn clear_mapper(&self, index: usize) {
+        if let Some(slot) = self.mappers.get(index) {
+            self.io[mapper_io_slots(index)].iter().for_each(|io| io.store(0, Ordering::SeqCst));
+            slot.maps.store(0, Ordering::SeqCst);
+        }
+    }
+
     /// The daemon's side, before a mapper gets access to its first mapping.
     pub fn mark_mapper_maps(&self, index: usize) {
         if let Some(slot) = self.mappers.get(index) {

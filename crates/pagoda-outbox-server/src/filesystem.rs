@@ -5,16 +5,18 @@
 
 mod convert;
 mod listing;
+pub mod session;
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pagoda_outbox::limits::{NAME_BYTES_MAX, NODES_MAX, PAGE_BYTES};
-use pagoda_outbox::{Access, Attributes, HandleId, Ino, Kind, NewNode, Refusal, Replace, Space, XattrWrite};
+use pagoda_outbox::{Access, Attributes, HandleId, Ino, Kind, NewNode, Refusal, Replace, XattrWrite};
 use virtiofsd::filesystem::{
     Context, Entry, Extensions, FileSystem, FsOptions, GetxattrReply, ListxattrReply, OpenOptions,
     SerializableFileSystem, SetattrValid, SetxattrFlags, ZeroCopyReader, ZeroCopyWriter,
@@ -24,12 +26,40 @@ use virtiofsd::fuse;
 use self::convert::{attr, new_node, owner};
 use self::listing::{Blank, Listing};
 use crate::errno::error;
-use crate::outbox::{Outbox, now};
+use crate::locked::Locked;
+use crate::outbox::{Again, Outbox, now};
 
 /// The longest write that is taken in one request, as `virtiofsd` tells the guest (`max_write`).
 const WRITE_BYTES_MAX: u64 = 1 << 20;
 /// For how long the guest need not ask again: nobody but the guest changes names and sizes, except that old files go.
 const VALID: Duration = Duration::from_secs(1);
+
+/// The request that a thread carries out.
+#[derive(Debug, Clone, Copy)]
+pub struct Now {
+    /// Files that it opens are its own until it was answered.
+    pub number: u64,
+    /// A process has been killed that carried it out.
+    pub is_again: bool,
+}
+
+impl Now {
+    const NONE: Now = Now { number: 0, is_again: false };
+    /// No guest's: what was agreed at the mount is said again.
+    pub const RESUME: Now = Now { number: 0, is_again: true };
+}
+
+thread_local! {
+    static NOW: Cell<Now> = const { Cell::new(Now::NONE) };
+}
+
+/// Does something as this request.
+pub fn as_request<T>(now: Now, what: impl FnOnce() -> T) -> T {
+    NOW.set(now);
+    let done = what();
+    NOW.set(Now::NONE);
+    done
+}
 
 #[derive(Debug)]
 pub struct GuestFiles(pub Arc<Outbox>);
@@ -45,7 +75,7 @@ fn entry(attributes: &Attributes) -> Entry {
 }
 
 impl GuestFiles {
-    fn space(&self) -> std::sync::MutexGuard<'_, Space> {
+    fn space(&self) -> Locked<'_> {
         self.0.space()
     }
 
@@ -57,7 +87,7 @@ impl GuestFiles {
         if self.space().attributes(ino).map_err(error)?.kind == Kind::Directory {
             return Err(error(Refusal::IsADirectory));
         }
-        let handle = self.space().open(ino, access).map_err(error)?;
+        let handle = self.space().open_by(ino, access, NOW.get().number).map_err(error)?;
         if flags as i32 & libc::O_TRUNC != 0
             && let Err(refused) = self.0.truncate(ino, 0)
         {
@@ -74,13 +104,18 @@ impl FileSystem for GuestFiles {
     type Handle = u64;
     type DirIter = Listing;
 
-    fn init(&self, _: FsOptions) -> io::Result<FsOptions> {
-        self.0.abandon();
+    fn init(&self, capable: FsOptions) -> io::Result<FsOptions> {
+        let now = NOW.get();
+        if !(now.number == 0 && now.is_again) {
+            self.0.abandon();
+            self.space().set_session(capable.bits());
+        }
         Ok(FsOptions::empty())
     }
 
     fn destroy(&self) {
         self.0.abandon();
+        self.space().set_session(0);
     }
 
     fn lookup(&self, _: Context, parent: u64, name: &CStr) -> io::Result<Entry> {
@@ -209,7 +244,7 @@ impl FileSystem for GuestFiles {
             made => made.map_err(error)?,
         };
         // Under the same lock: a reader never sees the file before it has its writer, or it would be told that this is all.
-        match space.open(made.ino, access) {
+        match space.open_by(made.ino, access, NOW.get().number) {
             Ok(handle) => Ok((entry(&made), Some(handle.0), OpenOptions::DIRECT_IO)),
             Err(refusal) => {
                 space.unlink(Ino(parent), name.to_bytes(), Kind::File, now()).map_err(error)?;
@@ -251,7 +286,9 @@ impl FileSystem for GuestFiles {
             return refused(libc::EINVAL);
         }
         let put = |file: &std::fs::File, at, count| r.write_to_file_at(file, count, at, None);
-        self.0.write(HandleId(handle), Ino(inode), offset, u64::from(size), put).map(|bytes| bytes as usize)
+        let again = if NOW.get().is_again { Again::Yes } else { Again::No };
+        let written = self.0.write(HandleId(handle), Ino(inode), offset, u64::from(size), again, put);
+        written.map(|bytes| bytes as usize)
     }
 
     fn flush(&self, _: Context, _: u64, _: u64, _: u64) -> io::Result<()> {

@@ -1,6 +1,7 @@
 //! The guest's side: QEMU speaks vhost-user on one connection, and the file server answers.
 //!
-//! If QEMU goes, what the guest was writing will never be whole, and readers of it are told so. What it has closed is still
+//! Between QEMU and here is the keeper, which says again what QEMU has said if this process takes over from another one. If
+//! QEMU goes, what the guest was writing will never be whole, and readers of it are told so. What it has closed is still
 //! delivered.
 
 use std::os::unix::net::UnixListener;
@@ -9,31 +10,28 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use vhost::vhost_user::{Error as VhostUserError, Listener};
 use vhost_user_backend::{Error, VhostUserDaemon};
-use virtiofsd::vhost_user::VhostUserFsBackendBuilder;
-use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use vm_memory::GuestMemoryAtomic;
 
-use crate::filesystem::GuestFiles;
-use crate::outbox::{Outbox, WAITING_MAX};
-
-/// Requests that are served at the same time. Those that wait for room are fewer, so metadata always goes through.
-const THREADS: usize = WAITING_MAX + 8;
+use crate::backend::Backend;
+use crate::chain::Memory;
+use crate::inflight::Table;
+use crate::outbox::Outbox;
 
 /// Serves the one connection that waits at `listener`, until it ends.
-pub fn serve(outbox: &Arc<Outbox>, listener: UnixListener) -> Result<()> {
-    let files = GuestFiles(Arc::clone(outbox));
-    let backend = VhostUserFsBackendBuilder::default().set_thread_pool_size(THREADS).build(files);
-    let backend = Arc::new(backend.context("start the file server's threads")?);
-    let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
+pub fn serve(outbox: &Arc<Outbox>, table: Table, listener: UnixListener) -> Result<()> {
+    let backend = Backend::start(outbox, table).context("start the file server's threads")?;
+    let memory = GuestMemoryAtomic::new(Memory::new());
     // The library's error is none of the standard library's.
-    let daemon = VhostUserDaemon::new("vhost-user".into(), backend, memory);
+    let daemon = VhostUserDaemon::new("vhost-user".into(), Arc::new(backend), memory);
     let mut daemon = daemon.map_err(|error| anyhow!("start vhost-user: {error}"))?;
     daemon.start(&mut Listener::from(listener)).map_err(|error| anyhow!("accept the VMM: {error}"))?;
-    let ended = daemon.wait();
-    outbox.abandon();
-    // What a thread still finds in the guest's memory reaches no reader now. If the VM has ended, nobody answers its faults.
-    pagoda_sys::mapper::release();
-    match ended {
-        Ok(()) | Err(Error::HandleRequest(VhostUserError::Disconnected | VhostUserError::PartialMessage)) => Ok(()),
+    match daemon.wait() {
+        Ok(()) | Err(Error::HandleRequest(VhostUserError::Disconnected | VhostUserError::PartialMessage)) => {
+            outbox.abandon();
+            // What a thread still finds in the guest's memory reaches no reader now. If the VM has ended, nobody answers its faults.
+            pagoda_sys::mapper::release();
+            Ok(())
+        }
         Err(error) => Err(anyhow!("serve the VMM: {error}")),
     }
 }

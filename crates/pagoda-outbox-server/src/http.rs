@@ -29,7 +29,7 @@ use tokio::runtime::Runtime;
 
 use self::connection::Connections;
 pub use self::folios::Folios;
-pub use self::pacing::Pacer;
+pub use self::pacing::{Pacer, Rate};
 pub use self::site::Site;
 use self::site::not_found;
 use self::stream::{Bounded, Peer};

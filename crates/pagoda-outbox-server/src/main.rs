@@ -1,25 +1,34 @@
 //! `pagoda-outbox`: the process of one VM's outbox. `pagoda run --outbox` starts it.
 //!
 //! ```text
-//! pagoda run -- listening socket as standard input --> pagoda-outbox <-- vhost-user -- QEMU
-//!                                                          |  Space + a memfd for each file
-//! clients -------------------- HTTP ---------------------> +
-//! pagodad ------ figures, another size: `control` -------> +
+//! pagoda run -- listening socket as standard input --> keeper <-- vhost-user -- QEMU
+//!                                                        | starts one after another
+//!                                                      worker: Space + a memfd for each file
+//! clients -------------------- HTTP -------------------> +
+//! pagodad ------ figures, another size: `control` -----> +
 //! ```
 //!
-//! It binds its sockets, says so in one line of JSON on standard output, gives up everything that it does not need
-//! ([`sandbox`]), and only then looks at what a guest or a client says. When QEMU has gone it stays until what was published
-//! has been delivered, for at most `--linger`.
+//! It binds its sockets, says so in one line of JSON on standard output, and gives up everything that it does not need
+//! ([`sandbox`]). Then it is the [`keeper`], which looks at nothing that a guest or a client says, and starts the [`worker`], which
+//! does. When QEMU has gone they stay until what was published has been delivered, for at most `--linger`.
 
+mod backend;
+mod chain;
 mod control;
 mod errno;
 mod filesystem;
 mod guest;
 mod http;
+mod inflight;
+mod journal;
+mod keeper;
+mod left;
+mod locked;
 mod outbox;
 mod sandbox;
 #[cfg(test)]
 mod tests;
+mod worker;
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
@@ -29,18 +38,16 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use serde_json::json;
 
-use crate::http::{Folios, Pacer, Site};
-use crate::outbox::Outbox;
+use crate::http::Folios;
 use crate::sandbox::Namespaces;
+use crate::worker::Work;
 
-/// How often it is looked whether everything has been delivered, after the guest's end.
-const LINGER_INTERVAL: Duration = Duration::from_millis(200);
 /// The variable with the token that clients have to know. Not an option: those are seen by everyone.
 const ENV_TOKEN: &str = "PAGODA_OUTBOX_TOKEN";
 /// The variable with the token by which the daemon knows this process.
@@ -113,50 +120,31 @@ fn run(options: Options) -> Result<()> {
     let clients = TcpListener::bind(options.listen).with_context(|| format!("listen on {}", options.listen))?;
     let address = clients.local_addr().context("find the port")?;
     let control = control::fetch(&options.attach_socket, ENV_CONTROL_TOKEN)?;
-    let runtime = http::runtime()?;
-    let folios = Folios::of_host();
+    let folios = Arc::new(Folios::of_host());
     let null = File::options().write(true).open("/dev/null").context("open /dev/null")?;
+    let random = File::open("/dev/urandom").context("open /dev/urandom")?;
     sandbox::leave_host(if options.no_namespaces { Namespaces::Hosts } else { Namespaces::Own })?;
     println!("{}", json!({ "listening": address }));
-    sandbox::allow_few_calls()?;
+    sandbox::allow_keeping()?;
 
-    let outbox = Arc::new(Outbox::new(options.space_bytes, Duration::from_secs(options.wait)));
-    outbox.space().set_default_ttl(options.ttl.map(Duration::from_secs));
-    control::serve(&outbox, control)?;
     let now = outbox::now();
     let life = now.seconds.wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nanos));
-    let site = Arc::new(Site {
+    let quiet = null.try_clone().context("duplicate a descriptor")?;
+    let work = Work {
+        keeper: std::process::id(),
         name: options.name,
         token,
         life,
-        outbox: Arc::clone(&outbox),
-        folios,
-        pacer: Pacer::new(options.rate),
+        space_bytes: options.space_bytes,
+        wait: Duration::from_secs(options.wait),
+        linger: Duration::from_secs(options.linger),
+        ttl: options.ttl.map(Duration::from_secs),
+        rate: options.rate,
         client_rate: options.client_rate,
-    });
-    std::thread::Builder::new()
-        .name("transmitter".into())
-        .spawn(move || {
-            if let Err(error) = http::serve(&runtime, site, clients) {
-                eprintln!("pagoda-outbox: {error:#}");
-                std::process::exit(1);
-            }
-        })
-        .context("start the transmitter")?;
-    let served = guest::serve(&outbox, vmm);
-    // Whoever reads what QEMU says waits for the end of it, and that is now.
-    if let Err(error) = &served {
-        eprintln!("pagoda-outbox: {error:#}");
-    }
-    rustix::stdio::dup2_stderr(&null).context("let go of the standard error")?;
-    linger(&outbox, Duration::from_secs(options.linger));
-    served
-}
-
-/// What was published is still delivered.
-fn linger(outbox: &Outbox, most: Duration) {
-    let deadline = Instant::now().checked_add(most);
-    while !outbox.is_delivered() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
-        outbox.wait_change(LINGER_INTERVAL);
-    }
+        folios,
+        clients,
+        control,
+        null,
+    };
+    keeper::keep(vmm, &keeper::Host { random, quiet }, |start| work.run(start))
 }

@@ -1,11 +1,13 @@
 //! The space with its memory: what the file server and the transmitter share.
 //!
-//! Locks: the space's first, then that of the memfds or of the wakers. No lock is held over a system call on a memfd; the
-//! space knows of each one before it begins and after it ends.
+//! Locks: the space's first, then that of the memfds or of the wakers. No lock is held over a system call on a file's memory;
+//! the space knows of each one before it begins and after it ends. Under the space's lock the journal is written: whatever was
+//! changed under it is there before anything follows from it.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -16,6 +18,10 @@ use pagoda_outbox::{HandleId, Ino, Next, ReaderId, Reclaim, ReclaimKind, Refusal
 use rustix::fs::{FallocateFlags, MemfdFlags};
 
 use crate::errno::error;
+use crate::journal::Journal;
+use crate::keeper::line::Line;
+use crate::left::{Left, fit};
+use crate::locked::{Held, Locked};
 
 /// How long a writer sleeps at most before it looks again.
 const WAIT_SLICE: Duration = Duration::from_millis(100);
@@ -27,10 +33,12 @@ const RECLAIM_BYTES_MIN: u64 = 1 << 20;
 
 #[derive(Debug)]
 pub struct Outbox {
-    space: Mutex<Space>,
+    space: Mutex<Held>,
     /// Notified when there may be room for a writer.
     room: Condvar,
     memory: Mutex<HashMap<Ino, Arc<File>>>,
+    /// To the process that keeps files' memory if this one ends.
+    line: Option<Line>,
     /// Readers that wait for bytes.
     wakers: Mutex<Vec<Waker>>,
     waiting: Mutex<usize>,
@@ -52,11 +60,48 @@ pub fn now() -> Time {
 }
 
 impl Outbox {
+    /// One that ends with its process.
+    #[cfg(test)]
     pub fn new(budget: u64, block_max: Duration) -> Outbox {
+        Outbox::of(Held { space: Space::new(budget), journal: None }, HashMap::new(), None, block_max)
+    }
+
+    /// Goes on where another process has ended, or begins with a space of `budget` bytes.
+    ///
+    /// # Errors
+    /// The journal is not a space's, or memory cannot be made to fit it.
+    pub fn take_over(left: Left, budget: u64, block_max: Duration) -> io::Result<Outbox> {
+        let (mut journal, restored) = Journal::open(left.journal)?;
+        let mut space = restored.unwrap_or_else(|| Space::new(budget));
+        let mut memory = HashMap::new();
+        let mut kept = left.memory;
+        for file in space.file_memory() {
+            match kept.remove(&file.ino) {
+                Some(bytes) => {
+                    fit(&bytes, file)?;
+                    memory.insert(file.ino, Arc::new(bytes));
+                }
+                None if file.size > 0 => space.lose(file.ino, now()),
+                None => {}
+            }
+        }
+        for (ino, gone) in kept {
+            gone.set_len(0)?;
+            left.line.forget(ino)?;
+        }
+        journal.begin(&mut space);
+        let outbox = Outbox::of(Held { space, journal: Some(journal) }, memory, Some(left.line), block_max);
+        // Files that nobody has any more.
+        outbox.reclaim(0);
+        Ok(outbox)
+    }
+
+    fn of(held: Held, memory: HashMap<Ino, Arc<File>>, line: Option<Line>, block_max: Duration) -> Outbox {
         Outbox {
-            space: Mutex::new(Space::new(budget)),
+            space: Mutex::new(held),
             room: Condvar::new(),
-            memory: Mutex::default(),
+            memory: Mutex::new(memory),
+            line,
             wakers: Mutex::default(),
             waiting: Mutex::new(0),
             blocked_us: AtomicU64::new(0),
@@ -72,8 +117,8 @@ impl Outbox {
         }
     }
 
-    pub fn space(&self) -> MutexGuard<'_, Space> {
-        lock(&self.space)
+    pub fn space(&self) -> Locked<'_> {
+        Locked::new(lock(&self.space))
     }
 
     /// Gives the space another size. Below what is used: what was delivered goes ([`Self::give_back_excess`]), and nothing is
@@ -109,12 +154,17 @@ impl Outbox {
 
     /// The memory of a file, made at its first use.
     fn memory(&self, ino: Ino) -> io::Result<Arc<File>> {
-        if let Some(file) = lock(&self.memory).get(&ino) {
+        let mut memory = lock(&self.memory);
+        if let Some(file) = memory.get(&ino) {
             return Ok(Arc::clone(file));
         }
         // Not sealed by the kernel: F_SEAL_FUTURE_WRITE also forbids to punch holes (mm/shmem.c, shmem_fallocate).
         let file = Arc::new(File::from(rustix::fs::memfd_create("pagoda-outbox", MemfdFlags::CLOEXEC)?));
-        Ok(Arc::clone(lock(&self.memory).entry(ino).or_insert(file)))
+        if let Some(line) = &self.line {
+            line.keep(ino, file.as_fd())?;
+        }
+        memory.insert(ino, Arc::clone(&file));
+        Ok(file)
     }
 
     /// The memory of a file that has bytes. Never made anew: that of a file that went would stay for ever.
@@ -130,6 +180,7 @@ impl Outbox {
         ino: Ino,
         offset: u64,
         length: u64,
+        again: Again,
         mut put: impl FnMut(&File, u64, usize) -> io::Result<usize>,
     ) -> io::Result<u64> {
         let mut done = 0;
@@ -139,6 +190,17 @@ impl Outbox {
             let planned = self.space().plan_write(handle, ino, at, length - done);
             let write = match planned {
                 Ok(write) => write,
+                // An earlier process has written these bytes, and they were sent since.
+                Err(Refusal::BelowCursor) if again == Again::Yes => {
+                    let sent =
+                        self.space().attributes(ino).map_err(error)?.cursor.saturating_sub(at).min(length - done);
+                    let nowhere = File::from(rustix::fs::memfd_create("pagoda-nowhere", MemfdFlags::CLOEXEC)?);
+                    match put(&nowhere, 0, sent as usize)? as u64 {
+                        skipped if skipped == sent && sent > 0 => done += skipped,
+                        _ => return Err(error(Refusal::Broken)),
+                    }
+                    continue;
+                }
                 Err(refusal @ (Refusal::Full | Refusal::Busy)) => {
                     let deadline = *deadline.get_or_insert_with(|| Instant::now() + self.block_max);
                     match self.wait_for_room(length - done, deadline) {
@@ -165,6 +227,12 @@ impl Outbox {
         Ok(done)
     }
 
+    /// The guest gets an error for a request that an earlier process has not answered.
+    pub fn forget_request(&self, request: u64) {
+        self.space().forget_request(request);
+        self.settle();
+    }
+
     fn wait_for_room(&self, want: u64, deadline: Instant) -> Waited {
         if self.reclaim(want.max(RECLAIM_BYTES_MIN)) {
             return Waited::Again;
@@ -181,8 +249,7 @@ impl Outbox {
             *waiting += 1;
         }
         let began = Instant::now();
-        let space = self.space();
-        drop(self.room.wait_timeout(space, WAIT_SLICE.min(left)).unwrap_or_else(PoisonError::into_inner));
+        self.space().wait(&self.room, WAIT_SLICE.min(left));
         self.blocked_us.fetch_add(began.elapsed().as_micros() as u64, Ordering::Relaxed);
         *lock(&self.waiting) -= 1;
         Waited::Again
@@ -209,7 +276,10 @@ impl Outbox {
             // A reader's or writer's reference may be left for a moment; nobody can reach its bytes any more.
             ReclaimKind::Drop => {
                 let Some(file) = lock(&self.memory).remove(&reclaim.ino) else { return true };
-                file.set_len(0).is_ok()
+                let is_given_back = file.set_len(0).is_ok();
+                // If the keeper does not hear it, it is gone and this process is about to go.
+                let _ = self.line.as_ref().map(|line| line.forget(reclaim.ino));
+                is_given_back
             }
             ReclaimKind::Punch(range) => {
                 let file = self.existing_memory(reclaim.ino);
@@ -290,8 +360,7 @@ impl Outbox {
 
     /// Until something may have changed, or for `most`.
     pub fn wait_change(&self, most: Duration) {
-        let space = self.space();
-        drop(self.room.wait_timeout(space, most).unwrap_or_else(PoisonError::into_inner));
+        self.space().wait(&self.room, most);
     }
 
     /// Nothing that was published waits for a delivery.
@@ -319,6 +388,13 @@ impl Outbox {
 enum Waited {
     Again,
     TooLong,
+}
+
+/// Whether a process was killed that carried out the same request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    No,
+    Yes,
 }
 
 #[derive(Debug)]

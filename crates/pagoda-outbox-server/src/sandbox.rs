@@ -1,16 +1,16 @@
 //! What this process gives up before it looks at a guest's memory or a client's request.
 //!
 //! Order: descriptors are raised and sockets bound before; then namespaces, an empty root, another user, no privilege, and
-//! last the list of system calls. A step that fails ends the process, for a guest must not find it half done.
+//! last the lists of system calls: one for the keeper, which the worker inherits, and a shorter one that the worker adds. A step that fails ends the process, for a guest must not find it half done.
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid, chdir, pivot_root, setgroups, setresgid, setresuid};
 use pagoda_outbox::limits::NODES_MAX;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_no_new_privs};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
@@ -97,9 +97,9 @@ fn empty_root() -> Result<()> {
     mount(nothing, "/", nothing, quiet | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY, nothing).context("make it read-only")
 }
 
-/// System calls that are allowed whatever their arguments: what the file server, the transmitter and their threads use.
+/// System calls that a worker may use whatever their arguments: what the file server, the transmitter and their threads use.
 /// None opens a file, makes a connection or starts a program.
-const ALLOWED: [libc::c_long; 78] = [
+const ALLOWED: [libc::c_long; 77] = [
     libc::SYS_accept4,
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -139,6 +139,7 @@ const ALLOWED: [libc::c_long; 78] = [
     libc::SYS_nanosleep,
     libc::SYS_newfstatat,
     libc::SYS_poll,
+    libc::SYS_pidfd_open,
     libc::SYS_ppoll,
     libc::SYS_pread64,
     libc::SYS_preadv,
@@ -167,11 +168,9 @@ const ALLOWED: [libc::c_long; 78] = [
     libc::SYS_shutdown,
     libc::SYS_sigaltstack,
     libc::SYS_statx,
-    libc::SYS_tgkill,
     libc::SYS_time,
     libc::SYS_timerfd_create,
     libc::SYS_timerfd_settime,
-    libc::SYS_tkill,
     libc::SYS_uname,
     libc::SYS_wait4,
     libc::SYS_write,
@@ -180,27 +179,74 @@ const ALLOWED: [libc::c_long; 78] = [
     libc::SYS_geteuid,
 ];
 
-/// `FIONBIO`, `SIOCOUTQ`, and `UFFDIO_WAKE` for the shim.
-const IOCTLS: [u64; 3] = [0x5421, 0x5411, 0x8010_aa02];
+/// What the keeper uses beside those: a socket to each worker, processes without another program, and the worker's own list.
+const ALLOWED_TO_KEEP: [libc::c_long; 13] = [
+    libc::SYS_bind,
+    libc::SYS_clone,
+    libc::SYS_connect,
+    libc::SYS_getppid,
+    libc::SYS_listen,
+    libc::SYS_pidfd_send_signal,
+    libc::SYS_prctl,
+    libc::SYS_seccomp,
+    libc::SYS_socket,
+    libc::SYS_socketpair,
+    libc::SYS_tgkill,
+    libc::SYS_unshare,
+    libc::SYS_waitid,
+];
+
+/// `FIONBIO` and `SIOCOUTQ`; `UFFDIO_WAKE` and `USERFAULTFD_IOC_NEW` for the shim.
+const IOCTLS: [u64; 4] = [0x5421, 0x5411, 0x8010_aa02, 0xaa00];
 
 fn only(argument: u8, value: u64) -> Result<SeccompRule> {
     let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, value)?;
     Ok(SeccompRule::new(vec![condition])?)
 }
 
-/// From now on only the calls of the list work, for threads that are begun later as well; others fail with EPERM.
-pub fn allow_few_calls() -> Result<()> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
+/// A worker without its keeper would have memory that nobody counts.
+///
+/// # Errors
+/// The keeper has ended already.
+pub fn end_with_keeper(keeper: u32) -> Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).context("end with the keeper")?;
+    // It may have ended before. Then another process is the parent.
+    ensure!(std::os::unix::process::parent_id() == keeper, "the keeper has ended");
+    Ok(())
+}
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+fn listed() -> Result<Rules> {
+    let mut rules: Rules = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
     let ioctls: Result<Vec<SeccompRule>> = IOCTLS.iter().map(|request| only(1, *request)).collect();
     rules.insert(libc::SYS_ioctl, ioctls?);
-    // `virtiofsd` has its threads do this one.
-    rules.insert(libc::SYS_unshare, vec![only(0, libc::CLONE_FS as u64)?]);
+    Ok(rules)
+}
+
+/// The keeper's list. It holds for its workers as well.
+pub fn allow_keeping() -> Result<()> {
+    let mut rules = listed()?;
+    rules.extend(ALLOWED_TO_KEEP.iter().map(|call| (*call, Vec::new())));
+    apply(rules)
+}
+
+/// From now on only the calls of the worker's list work, for threads that are begun later as well; others fail with EPERM.
+pub fn allow_few_calls() -> Result<()> {
+    let mut rules = listed()?;
+    // To end itself. Other outboxes' processes are of the same user.
+    rules.insert(libc::SYS_tgkill, vec![only(0, u64::from(std::process::id()))?]);
     // Threads, and no processes. `clone3` has its flags in memory, where no filter sees them; it is refused below.
     let thread = libc::CLONE_THREAD as u64;
     let flags = SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(thread), thread)?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![flags])?]);
     // A thread's name.
     rules.insert(libc::SYS_prctl, vec![only(0, libc::PR_SET_NAME as u64)?]);
+    apply(rules)
+}
+
+/// Others than these fail with EPERM.
+fn apply(mut rules: Rules) -> Result<()> {
     let arch = TargetArch::try_from(std::env::consts::ARCH).context("find the processor's system calls")?;
     // ENOSYS makes the C library use `clone`. A filter has one answer for what it does not list, hence two filters.
     let no_clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);

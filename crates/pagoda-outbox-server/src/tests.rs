@@ -12,7 +12,7 @@ use pagoda_outbox::limits::PAGE_BYTES;
 use pagoda_outbox::{Access, HandleId, Ino, Kind, NewNode, ROOT, XattrWrite};
 
 use crate::http::{Folios, Pacer, Site, runtime, serve};
-use crate::outbox::{Outbox, now};
+use crate::outbox::{Again, Outbox, now};
 use crate::sandbox::allow_few_calls;
 
 const TOKEN: &str = "0123456789abcdef";
@@ -65,7 +65,7 @@ impl Lab {
         let address = listener.local_addr().unwrap();
         let (name, token) = ("vm1".into(), TOKEN.into());
         let (pacer, outbox_of_site) = (Pacer::new(rate), Arc::clone(&outbox));
-        let site = Site { name, token, life: 7, outbox: outbox_of_site, folios, pacer, client_rate };
+        let site = Site { name, token, life: 7, outbox: outbox_of_site, folios: Arc::new(folios), pacer, client_rate };
         std::thread::spawn(move || {
             let runtime = runtime().unwrap();
             // Of this thread, as in the process of a VM.
@@ -84,7 +84,7 @@ impl Lab {
 
     fn write(&self, (handle, ino): (HandleId, Ino), offset: u64, bytes: &[u8]) -> std::io::Result<u64> {
         let mut left = bytes;
-        self.outbox.write(handle, ino, offset, bytes.len() as u64, |file, at, count| {
+        self.outbox.write(handle, ino, offset, bytes.len() as u64, Again::No, |file, at, count| {
             let (now, later) = left.split_at(count);
             left = later;
             file.write_all_at(now, at).map(|()| count)

@@ -10,6 +10,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use crate::codec::{Damaged, Decoder, Encoder};
 use crate::delivery::Delivery;
 use crate::limits::{EXTENTS_MAX, FILE_BYTES_MAX, PAGE_BYTES, WRITES_MAX, page_ceil, page_floor};
 use crate::policy::{Mode, Policy, Ttl};
@@ -72,6 +73,54 @@ impl Content {
             sealed_since: None,
             policy,
         }
+    }
+
+    pub fn encode(&self, record: &mut Encoder) {
+        record.number(self.size).number(self.cursor).number(self.freed / PAGE_BYTES).number(self.state as u64);
+        self.policy.encode(record);
+        self.delivery.encode(record);
+        record.number(self.charged.pieces() as u64);
+        let mut at = 0;
+        for piece in self.charged.iter() {
+            record.number((piece.start - at) / PAGE_BYTES).number((piece.end - piece.start) / PAGE_BYTES);
+            at = piece.end;
+        }
+    }
+
+    /// Without writers and writes.
+    pub fn decode(from: &mut Decoder<'_>) -> Result<Content, Damaged> {
+        let size = from.number_below(FILE_BYTES_MAX)?;
+        let cursor = from.number_below(FILE_BYTES_MAX)?;
+        let freed = from.number_below(FILE_BYTES_MAX / PAGE_BYTES)? * PAGE_BYTES;
+        let state = match from.number()? {
+            state if state == State::Open as u64 => State::Open,
+            state if state == State::Sealed as u64 => State::Sealed,
+            state if state == State::Broken as u64 => State::Broken,
+            _ => return Err(Damaged("a file in an unknown state")),
+        };
+        let policy = Policy::decode(from)?;
+        let delivery = Delivery::decode(policy.deliveries, cursor, from)?;
+        let mut charged = RangeSet::default();
+        let mut at = 0;
+        for _ in 0..from.number_below(EXTENTS_MAX as u64)? {
+            let start = at + from.number_below(FILE_BYTES_MAX / PAGE_BYTES)? * PAGE_BYTES;
+            let end = start + from.number_below(FILE_BYTES_MAX / PAGE_BYTES)? * PAGE_BYTES;
+            if start >= end || end > FILE_BYTES_MAX {
+                return Err(Damaged("pages that cannot be"));
+            }
+            charged.insert(start..end);
+            at = end;
+        }
+        if cursor > size || charged.bytes_within(&(0..freed)) > 0 {
+            return Err(Damaged("a file that contradicts itself"));
+        }
+        Ok(Content { size, cursor, freed, state, delivery, charged, ..Content::new(policy) })
+    }
+
+    /// No write is under way any more, so nothing is behind the end. Gives the bytes of pages that are charged.
+    pub fn trim(&mut self) -> u64 {
+        self.charged.remove(&(page_ceil(self.size)..u64::MAX));
+        self.charged.bytes()
     }
 
     pub fn size(&self) -> u64 {
@@ -141,6 +190,11 @@ impl Content {
         if self.writers == 0 && self.size > 0 && self.state == State::Open {
             self.state = State::Sealed;
         }
+    }
+
+    /// Its bytes are gone.
+    pub fn lose(&mut self) {
+        self.state = State::Broken;
     }
 
     /// All writers have disappeared.

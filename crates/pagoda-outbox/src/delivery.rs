@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use crate::codec::{Damaged, Decoder, Encoder};
 use crate::limits::DELIVERED_PIECES_MAX;
 use crate::ranges::RangeSet;
 
@@ -34,6 +35,21 @@ impl Delivery {
             }
             parts = again;
         }
+    }
+
+    /// Of each delivery what has no gap. The rest counts as not delivered.
+    pub fn encode(&self, record: &mut Encoder) {
+        for set in &self.times {
+            record.number(set.prefix());
+        }
+    }
+
+    pub fn decode(deliveries: u8, cursor: u64, from: &mut Decoder<'_>) -> Result<Delivery, Damaged> {
+        let mut delivery = Delivery::new(deliveries);
+        for set in &mut delivery.times {
+            set.insert(0..from.number_below(cursor)?);
+        }
+        Ok(delivery)
     }
 
     /// Every byte below has been delivered as often as needed.

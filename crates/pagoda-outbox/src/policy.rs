@@ -1,5 +1,6 @@
 //! What the guest asks for a file, by extended attributes `user.pagoda.…`.
 
+use crate::codec::{Damaged, Decoder, Encoder};
 use crate::limits::DELIVERIES_MAX;
 use crate::refusal::Refusal;
 
@@ -41,6 +42,26 @@ impl Default for Policy {
 const OWN: &str = "user.pagoda.";
 
 impl Policy {
+    pub fn encode(self, record: &mut Encoder) {
+        let ttl = match self.ttl {
+            Ttl::Default => 0,
+            Ttl::Never => 1,
+            Ttl::Seconds(seconds) => 2 + u64::from(seconds),
+        };
+        record.number(u64::from(self.mode == Mode::OnClose)).number(u64::from(self.deliveries)).number(ttl);
+    }
+
+    pub fn decode(from: &mut Decoder<'_>) -> Result<Policy, Damaged> {
+        let mode = if from.number_below(1)? == 1 { Mode::OnClose } else { Mode::Stream };
+        let deliveries = from.number_below(u64::from(DELIVERIES_MAX))? as u8;
+        let ttl = match from.number_below(2 + u64::from(u32::MAX))? {
+            0 => Ttl::Default,
+            1 => Ttl::Never,
+            seconds => Ttl::Seconds((seconds - 2) as u32),
+        };
+        if deliveries == 0 { Err(Damaged("a file that nobody gets")) } else { Ok(Policy { mode, deliveries, ttl }) }
+    }
+
     /// With one attribute set. `None`: the attribute is not one that decides this.
     ///
     /// # Errors

@@ -10,6 +10,11 @@ pub struct RangeSet {
 }
 
 impl RangeSet {
+    /// The ranges, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.ends.iter().map(|(start, end)| *start..*end)
+    }
+
     /// How many ranges.
     pub fn pieces(&self) -> usize {
         self.ends.len()

@@ -2,9 +2,10 @@
 
 mod expiry;
 mod files;
+pub(crate) mod saved;
 mod transmission;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub enum Access {
 struct Handle {
     ino: Ino,
     access: Access,
+    /// Number of the request that has opened it.
+    request: u64,
 }
 
 /// A write that may be made now: of the bytes from `range.start` to `range.end` of `ino`.
@@ -83,6 +86,16 @@ impl Figures {
     }
 }
 
+/// What is in the journal, so that only what differs goes there: see [`Space::take_changes`].
+#[derive(Debug, Default)]
+struct Noted {
+    /// Records of nodes.
+    nodes: BTreeMap<Ino, Vec<u8>>,
+    head: Vec<u8>,
+    /// Handles that came or went since.
+    handles: BTreeSet<HandleId>,
+}
+
 /// See the crate's head.
 #[derive(Debug)]
 pub struct Space {
@@ -101,6 +114,9 @@ pub struct Space {
     expired_undelivered: u64,
     bytes_written: u64,
     bytes_acknowledged: u64,
+    /// See [`Space::session`].
+    session: u64,
+    noted: Noted,
 }
 
 impl Space {
@@ -119,6 +135,8 @@ impl Space {
             expired_undelivered: 0,
             bytes_written: 0,
             bytes_acknowledged: 0,
+            session: 0,
+            noted: Noted::default(),
         }
     }
 
@@ -162,6 +180,10 @@ impl Space {
         }
         for ino in self.tree.inos() {
             let slowest = self.readers.slowest(ino);
+            // What is looked at for a change counts as changed.
+            if !self.content(ino).is_ok_and(|content| content.disposable(slowest) > 0) {
+                continue;
+            }
             let Ok(content) = self.content_mut(ino) else { continue };
             if let Some((range, bytes)) = content.dispose(slowest, want - found) {
                 found += bytes;
@@ -223,9 +245,18 @@ impl Space {
         }
     }
 
+    /// The bytes of a file are gone, and it with them.
+    pub fn lose(&mut self, ino: Ino, now: Time) {
+        let Ok(content) = self.content_mut(ino) else { return };
+        content.lose();
+        self.tree.unlink_node(ino, now).expect("a node of the tree has its name in its directory");
+        self.drop_if_unused(ino);
+    }
+
     /// The guest has started anew, or is gone. What it was writing will never be whole: readers of it are told so, and its
     /// name goes. What it has closed stays.
     pub fn abandon(&mut self, now: Time) {
+        self.noted.handles.extend(self.handles.keys());
         self.handles.clear();
         for ino in self.tree.inos() {
             let Ok(node) = self.tree.node_mut(ino) else { continue };

@@ -1,6 +1,6 @@
 //! Names: which file or directory is where. A file has one name or none; there are no links.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::limits::{DEPTH_MAX, NAME_BYTES_MAX, NODES_MAX};
 use crate::node::{Body, Directory, Ino, Kind, NewNode, Node, ROOT};
@@ -18,6 +18,8 @@ pub enum Replace {
 pub struct Tree {
     nodes: BTreeMap<Ino, Node>,
     next: Ino,
+    /// Nodes that may have changed since [`Tree::take_touched`].
+    touched: BTreeSet<Ino>,
 }
 
 fn check_name(name: &[u8]) -> Result<(), Refusal> {
@@ -33,7 +35,22 @@ fn check_name(name: &[u8]) -> Result<(), Refusal> {
 impl Tree {
     pub fn new() -> Tree {
         let root = Node::new(None, NewNode { mode: 0o1777, ..NewNode::default() }, Node::directory(Policy::default()));
-        Tree { nodes: BTreeMap::from([(ROOT, root)]), next: Ino(ROOT.0 + 1) }
+        Tree::of(BTreeMap::from([(ROOT, root)]), Ino(ROOT.0 + 1))
+    }
+
+    /// Nodes that are in no directory yet.
+    pub fn of(nodes: BTreeMap<Ino, Node>, next: Ino) -> Tree {
+        let touched = nodes.keys().copied().collect();
+        Tree { nodes, next, touched }
+    }
+
+    /// The number that the next node gets.
+    pub fn next(&self) -> Ino {
+        self.next
+    }
+
+    pub fn take_touched(&mut self) -> BTreeSet<Ino> {
+        std::mem::take(&mut self.touched)
     }
 
     pub fn len(&self) -> usize {
@@ -44,8 +61,11 @@ impl Tree {
         self.nodes.get(&ino).ok_or(Refusal::NotFound)
     }
 
+    /// Counts as a change of it.
     pub fn node_mut(&mut self, ino: Ino) -> Result<&mut Node, Refusal> {
-        self.nodes.get_mut(&ino).ok_or(Refusal::NotFound)
+        let node = self.nodes.get_mut(&ino).ok_or(Refusal::NotFound)?;
+        self.touched.insert(ino);
+        Ok(node)
     }
 
     pub fn nodes(&self) -> impl Iterator<Item = (Ino, &Node)> {
@@ -128,17 +148,41 @@ impl Tree {
         let ino = self.next;
         self.next = Ino(ino.0 + 1);
         self.nodes.insert(ino, Node::new(Some(parent), new, body));
+        self.touched.insert(ino);
         self.link(parent, name, ino, new.now)?;
         Ok(ino)
     }
 
     fn link(&mut self, parent: Ino, name: &[u8], ino: Ino, now: crate::node::Time) -> Result<(), Refusal> {
-        let directory = self.directory_mut(parent)?;
-        directory.names.insert(name.into(), ino);
-        directory.by_ino.insert(ino, name.into());
+        self.put(parent, name, ino)?;
         let node = self.node_mut(parent)?;
         (node.modified, node.changed) = (now, now);
         Ok(())
+    }
+
+    /// Gives a name that no other has. Nothing else changes.
+    pub fn put(&mut self, parent: Ino, name: &[u8], ino: Ino) -> Result<(), Refusal> {
+        check_name(name)?;
+        let directory = self.directory_mut(parent)?;
+        if directory.names.contains_key(name) {
+            return Err(Refusal::Exists);
+        }
+        directory.names.insert(name.into(), ino);
+        directory.by_ino.insert(ino, name.into());
+        Ok(())
+    }
+
+    /// Whether going up from `ino` ends at the root, or at what has no name, after no more directories than there may be.
+    pub fn is_in_place(&self, ino: Ino) -> bool {
+        let mut at = ino;
+        for _ in 0..=DEPTH_MAX + 1 {
+            match self.node(at).map(|node| node.parent) {
+                Ok(Some(parent)) => at = parent,
+                Ok(None) => return at == ROOT || at == ino,
+                Err(_) => return false,
+            }
+        }
+        false
     }
 
     /// Takes the name away from what has it; the node stays.
@@ -216,6 +260,7 @@ impl Tree {
     /// Forgets a node that has no name.
     pub fn remove(&mut self, ino: Ino) -> Option<Node> {
         debug_assert!(ino != ROOT && self.nodes.get(&ino).is_none_or(|node| node.parent.is_none()));
+        self.touched.insert(ino);
         self.nodes.remove(&ino)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::codec::{Damaged, Decoder, Encoder};
 use crate::limits::{XATTR_BYTES_MAX, XATTR_NAME_BYTES_MAX, XATTRS_MAX};
 use crate::refusal::Refusal;
 
@@ -25,6 +26,22 @@ impl Xattrs {
 
     pub fn names(&self) -> impl Iterator<Item = &[u8]> {
         self.values.keys().map(|name| &**name)
+    }
+
+    pub fn encode(&self, record: &mut Encoder) {
+        record.number(self.values.len() as u64);
+        for (name, value) in &self.values {
+            record.bytes(name).bytes(value);
+        }
+    }
+
+    pub fn decode(from: &mut Decoder<'_>) -> Result<Xattrs, Damaged> {
+        let mut xattrs = Xattrs::default();
+        for _ in 0..from.number_below(XATTRS_MAX as u64)? {
+            let (name, value) = (from.bytes(XATTR_NAME_BYTES_MAX)?, from.bytes(XATTR_BYTES_MAX)?);
+            xattrs.set(name, value, XattrWrite::Create).map_err(|_| Damaged("an attribute that cannot be"))?;
+        }
+        Ok(xattrs)
     }
 
     fn bytes_without(&self, name: &[u8]) -> usize {

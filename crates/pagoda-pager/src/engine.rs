@@ -222,6 +222,7 @@ impl Engine {
             Source::Calls(id) => self.receive_calls(id, more),
             Source::Mapper { slot, generation } => self.receive_from_mapper(usize::from(slot), generation, more),
             Source::MapperExit(slot) => self.mapper_exits(slot as usize, more),
+            Source::WorkerExit(slot) => self.worker_exits(slot as usize, more),
             Source::Wake => {
                 self.inbox.wake().clear();
                 while let Some(command) = self.inbox.next() {

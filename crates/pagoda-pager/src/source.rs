@@ -23,6 +23,8 @@ pub enum Source {
     MapperUffd(u32),
     /// A mapper's pidfd.
     MapperExit(u32),
+    /// The pidfd of a mapper's process that maps RAM.
+    WorkerExit(u32),
     /// A tier's read or write for an operation ended.
     Io {
         /// The tier.
@@ -48,6 +50,7 @@ impl Source {
             Source::Mapper { slot, generation } => (8, (slot as u32) << 24 | generation & 0xff_ffff),
             Source::MapperUffd(slot) => (9, slot),
             Source::MapperExit(slot) => (10, slot),
+            Source::WorkerExit(slot) => (11, slot),
         };
         (tag << 32) | index as u64
     }
@@ -66,6 +69,7 @@ impl Source {
             8 => Source::Mapper { slot: (index >> 24) as u8, generation: index & 0xff_ffff },
             9 => Source::MapperUffd(index),
             10 => Source::MapperExit(index),
+            11 => Source::WorkerExit(index),
             _ => return None,
         })
     }
@@ -89,6 +93,7 @@ mod tests {
             Source::Mapper { slot: 3, generation: 0xff_ffff },
             Source::MapperUffd(1),
             Source::MapperExit(2),
+            Source::WorkerExit(2),
         ];
         for source in sources {
             assert_eq!(Source::of(source.key()), Some(source));

@@ -183,6 +183,13 @@ pub fn no_permission() -> ! {
     ))
 }
 
+/// A device of the host's that makes userfaultfds, if this user may open it.
+pub fn open_device() -> Option<c_int> {
+    // SAFETY: open(2) with a NUL-terminated path.
+    let own = unsafe { real::open(c"/dev/userfaultfd".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC, 0) };
+    (own >= 0).then_some(own)
+}
+
 /// By the daemon's device, else our own, else the system call: which of them is allowed is the host's choice.
 pub fn make_uffd(device: Option<c_int>) -> Option<c_int> {
     const FLAGS: c_int = libc::O_CLOEXEC | libc::O_NONBLOCK;
@@ -190,12 +197,9 @@ pub fn make_uffd(device: Option<c_int>) -> Option<c_int> {
     let from = |device: c_int| unsafe { real::ioctl(device, USERFAULTFD_IOC_NEW, FLAGS as usize as *mut _) };
     let made = device.map(from).filter(|fd| *fd >= 0);
     let made = made.or_else(|| {
-        // SAFETY: open(2) with a NUL-terminated path.
-        let own = unsafe { real::open(c"/dev/userfaultfd".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC, 0) };
-        let made = (own >= 0).then(|| from(own)).filter(|fd| *fd >= 0);
-        if own >= 0 {
-            link::close(own);
-        }
+        let own = open_device()?;
+        let made = Some(from(own)).filter(|fd| *fd >= 0);
+        link::close(own);
         made
     });
     made.or_else(|| {

@@ -75,7 +75,7 @@ pub fn allow_lending() {
 /// as by a thread that faults; a VM that was never handed over has nothing to wait for.
 pub fn report_and_wait(reason: ForeignReason) {
     if crate::mapper::is_one() {
-        crate::mapper::refuse_to_pass_on();
+        return crate::mapper::pass_on();
     }
     // Another thread may have reported it, and wait still.
     if REPORTED.load(Ordering::Relaxed) & bit(reason) != 0 && !lent::is_any_lent() {

@@ -4,12 +4,15 @@
 //! says Mapper to the daemon before its program begins ([`begin`]), and gets a socket to which whichever daemon there is
 //! connects: its program may have given up files and networks by the time a daemon is replaced. A thread answers on that socket.
 //!
+//! The program may fork, and map RAM in its children alone, one child at a time: a userfaultfd is of one address space. So each process
+//! makes its own at its first mapping ([`own`]), by the device that was opened at the start.
+//!
 //! Owns: the userfaultfd, the table of what is mapped, the socket.
 //! Order: RAM is mapped without access -> the daemon has registered it, and notes that this process has pages -> its mmap returns, with
 //! access. And: RAM is unmapped -> the daemon hears of it. Both happen under [`CHANGES`], so that the daemon hears of two mappings
 //! at one address in their order.
 //! What the program sees: while no daemon is there, a new mapping waits, as an access to a page that is out does.
-//! Limits: a mapping is made and ended as a whole; RAM is not passed on to a third process: that ends this one.
+//! Limits: a mapping is made and ended as a whole; a process that maps RAM does not pass it on: that ends it.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -29,11 +32,20 @@ use crate::{agent, attach, clock, foreign, ram, real};
 /// Before a connection that the daemon did not welcome is followed by the next.
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 
-/// What outlives each daemon.
-struct Own {
+/// What the program has from its start on, its children too.
+struct Lent {
     /// Daemons connect to it.
     listener: c_int,
+    /// Makes userfaultfds.
+    device: Option<c_int>,
+}
+
+/// What a process that maps RAM has, for whichever daemon there is.
+struct Own {
+    pid: u32,
     uffd: c_int,
+    /// By which the daemon sees its end.
+    pidfd: c_int,
     /// The connection to the daemon is always at this number.
     link: c_int,
 }
@@ -59,6 +71,7 @@ struct Table {
     seq: u64,
 }
 
+static LENT: OnceLock<Lent> = OnceLock::new();
 static OWN: OnceLock<Own> = OnceLock::new();
 static TABLE: Mutex<Table> = Mutex::new(Table { entries: [None; MAPS_MAX], seq: 0 });
 /// The daemon has answered.
@@ -95,20 +108,17 @@ pub fn begin(name: &'static Name) {
         link::close(fd);
         kept
     };
-    let uffd = attach::make_uffd(device).unwrap_or_else(|| attach::no_permission());
-    // Any descriptor of ours keeps the number until there is a connection.
-    let own =
-        Own { link: duplicate(listener).unwrap_or_else(no_descriptor), uffd: keep(uffd), listener: keep(listener) };
-    if let Some(device) = device {
-        link::close(device);
-    }
+    let device = device.map(keep).or_else(attach::open_device);
+    // That it may is to be known now, and not when a guest waits.
+    link::close(attach::make_uffd(device).unwrap_or_else(|| attach::no_permission()));
+    let lent = Lent { listener: keep(listener), device };
     attach::map_shared(keep(shared));
     clock::set_mapper(slot as usize);
     let mut known: List<RamFile, REGIONS_MAX> = List::default();
     for file in files.as_slice() {
         known.push(RamFile::of_others(file.dev, file.ino, file.len));
     }
-    let _ = OWN.set(own);
+    let _ = LENT.set(lent);
     ram::allow_many();
     set_ram(name, known, Role::Mapper);
 }
@@ -132,7 +142,12 @@ pub fn map(
     }
     let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
     let index = table().entries.iter().position(Option::is_none).ok_or(libc::ENOMEM)?;
+    let own = own()?;
     start_thread();
+    if own.pid != std::process::id() {
+        // A child of a process that maps RAM: its parent's userfaultfd is none of its own.
+        return Err(libc::EPERM);
+    }
     let addr = real(libc::PROT_NONE);
     if addr == libc::MAP_FAILED {
         return Err(link::errno());
@@ -219,6 +234,30 @@ fn tell_unmapped(index: usize) {
     }
 }
 
+/// What this process has of its own, made at its first mapping.
+fn own() -> Result<&'static Own, c_int> {
+    if let Some(own) = OWN.get() {
+        return Ok(own);
+    }
+    let lent = LENT.get().ok_or(libc::EPERM)?;
+    let keep = |fd: c_int| {
+        let kept = duplicate(fd).ok_or(libc::EMFILE);
+        link::close(fd);
+        kept
+    };
+    let pid = std::process::id();
+    let uffd = keep(attach::make_uffd(lent.device).ok_or(libc::EPERM)?)?;
+    // SAFETY: pidfd_open(2) takes its arguments by value.
+    let pidfd = unsafe { real::syscall(libc::SYS_pidfd_open, pid.into(), 0, 0, 0, 0, 0) } as c_int;
+    if pidfd < 0 {
+        return Err(link::errno());
+    }
+    let pidfd = keep(pidfd)?;
+    // Any descriptor of ours keeps the number until there is a connection.
+    let link = duplicate(lent.listener).ok_or(libc::EMFILE)?;
+    Ok(OWN.get_or_init(|| Own { pid, uffd, pidfd, link }))
+}
+
 /// The thread begins when there is something to answer for: its program may need to be alone until it has given up privileges.
 fn start_thread() {
     static STARTED: Once = Once::new();
@@ -228,10 +267,10 @@ fn start_thread() {
 extern "C" fn main(_: *mut c_void) -> *mut c_void {
     // SAFETY: PR_SET_NAME reads a NUL-terminated name of at most 16 bytes.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"pagoda-mapper".as_ptr()) };
-    let Some(own) = OWN.get() else { return null_mut() };
+    let (Some(own), Some(lent)) = (OWN.get(), LENT.get()) else { return null_mut() };
     loop {
         // SAFETY: accept4(2) with no address to be filled in.
-        let came = unsafe { libc::accept4(own.listener, null_mut(), null_mut(), libc::SOCK_CLOEXEC) };
+        let came = unsafe { libc::accept4(lent.listener, null_mut(), null_mut(), libc::SOCK_CLOEXEC) };
         if came < 0 {
             agent::sleep(REFUSED_PAUSE);
             continue;
@@ -288,7 +327,7 @@ fn greet(own: &Own, link: c_int) -> Result<Maps, Broken> {
         }
         table.seq
     };
-    link::send(link, &Packet::Maps { pid: std::process::id(), maps }, &[own.uffd])?;
+    link::send(link, &Packet::Maps { pid: own.pid, maps }, &[own.uffd, own.pidfd])?;
     match receive_patiently(link)?.0 {
         Packet::Welcome { .. } => {
             answered(|state| matches!(state, State::Asked(seq) if seq <= newest).then_some(0));
@@ -336,7 +375,8 @@ fn release() {
         let Some((addr, len)) = ram::mapping(index) else { continue };
         let (protection, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+            // Shared: private memory may be limited to less than a VM has.
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
         );
         // SAFETY: a mapping of RAM, known to be one until `forget`; its program keeps the addresses, and finds memory there.
         let replace = || unsafe { real::mmap(addr as *mut c_void, len, protection, flags, -1, 0) };
@@ -360,8 +400,11 @@ pub extern "C" fn pagoda_mapper_release() {
     release();
 }
 
-/// RAM would go on to a third process.
-pub fn refuse_to_pass_on() -> ! {
+/// RAM goes on to another process. That may only be a child of this one that maps it, while this one does not: it has the same shim.
+pub fn pass_on() {
+    if OWN.get().is_none() {
+        return;
+    }
     give_up(format_args!("this process was about to pass a VM's RAM on, which a mapper may not"))
 }
 

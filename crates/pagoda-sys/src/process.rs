@@ -45,6 +45,58 @@ pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
         && polled[0].revents().contains(rustix::event::PollFlags::IN)
 }
 
+/// A process that this one has started by [`fork`].
+#[derive(Debug)]
+pub struct Child {
+    pid: Pid,
+    pidfd: OwnedFd,
+}
+
+impl Child {
+    /// Readable when it has ended.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Ends it at once. It may have ended already.
+    pub fn kill(&self) {
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, rustix::process::Signal::KILL);
+    }
+
+    /// Waits for its end: whether its exit status was 0.
+    ///
+    /// # Errors
+    /// It was waited for before.
+    pub fn wait(&self) -> io::Result<bool> {
+        let ended = rustix::io::retry_on_intr(|| {
+            rustix::process::waitpid(Some(self.pid), rustix::process::WaitOptions::empty())
+        })?;
+        Ok(ended.is_some_and(|(_, status)| status.exit_status() == Some(0)))
+    }
+}
+
+/// Makes a process that goes on here with a copy of everything, and gets `None`; this one gets the child.
+///
+/// # Errors
+/// EINVAL if this process has more than one thread; no process can be made.
+pub fn fork() -> io::Result<Option<Child>> {
+    // SAFETY: unshare takes flags alone. CLONE_THREAD changes nothing and fails if there is another thread (unshare(2)).
+    if unsafe { libc::unshare(libc::CLONE_THREAD) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: this process has no other thread, which could hold a lock or be in the midst of a change that the child would
+    // see for ever. So the child may do all that this process may.
+    match unsafe { libc::fork() } {
+        0 => Ok(None),
+        pid if pid > 0 => {
+            let pid = Pid::from_raw(pid).ok_or_else(invalid)?;
+            let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+            Ok(Some(Child { pid, pidfd }))
+        }
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Fields of `/proc/PID/stat` from the third on.
 fn stat_fields(pid: u32) -> io::Result<Vec<String>> {
     fields_of(&std::fs::read(format!("/proc/{pid}/stat"))?)
@@ -64,6 +116,14 @@ fn invalid() -> io::Error {
 /// Number `field` (counted from 1, as in proc_pid_stat(5)).
 fn stat_number(fields: &[String], field: usize) -> io::Result<u64> {
     fields.get(field - 3).and_then(|text| text.parse().ok()).ok_or_else(invalid)
+}
+
+/// The parent of a process (proc(5) stat, field 4).
+///
+/// # Errors
+/// There is no such process.
+pub fn parent(pid: u32) -> io::Result<u32> {
+    Ok(stat_number(&stat_fields(pid)?, 4)? as u32)
 }
 
 /// When the process started, in clock ticks since boot: with its id it names the process for good.
@@ -553,6 +613,15 @@ mod tests {
         other.wake();
         assert!(wake.clear());
         assert!(!wake.clear());
+    }
+
+    #[test]
+    fn no_copy_of_a_process_with_threads() {
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || wait.recv());
+        assert_eq!(fork().unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        drop(end);
+        let _ = other.join();
     }
 
     #[test]

@@ -157,6 +157,15 @@ impl Listener {
         Some(Listener { fd, path })
     }
 
+    /// The same socket once more.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn try_clone(&self) -> Result<Listener, SocketError> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(os("duplicate socket"))?;
+        Ok(Listener { fd, path: self.path.clone() })
+    }
+
     /// Where it listens.
     pub fn path(&self) -> &Path {
         &self.path

@@ -19,7 +19,7 @@ pub struct Site {
     /// Different for each life of this process, as numbers of files begin anew.
     pub life: u64,
     pub outbox: Arc<Outbox>,
-    pub folios: Folios,
+    pub folios: Arc<Folios>,
     /// What all clients together may be sent.
     pub pacer: Pacer,
     /// What each connection may be sent.

@@ -81,6 +81,14 @@ impl Space {
     /// # Errors
     /// It is gone, may not be written any more, or too much is open.
     pub fn open(&mut self, ino: Ino, access: Access) -> Result<HandleId, Refusal> {
+        self.open_by(ino, access, 0)
+    }
+
+    /// The same for a request with this number: see [`Space::forget_request`].
+    ///
+    /// # Errors
+    /// As [`Space::open`].
+    pub fn open_by(&mut self, ino: Ino, access: Access, request: u64) -> Result<HandleId, Refusal> {
         if self.handles.len() >= HANDLES_MAX {
             return Err(Refusal::TooManyHandles);
         }
@@ -92,7 +100,8 @@ impl Space {
         self.tree.node_mut(ino)?.handles += 1;
         let id = HandleId(self.next_handle);
         self.next_handle += 1;
-        self.handles.insert(id, Handle { ino, access });
+        self.handles.insert(id, Handle { ino, access, request });
+        self.noted.handles.insert(id);
         Ok(id)
     }
 
@@ -102,6 +111,7 @@ impl Space {
     /// There is no such handle.
     pub fn release(&mut self, id: HandleId) -> Result<(), Refusal> {
         let handle = self.handles.remove(&id).ok_or(Refusal::BadHandle)?;
+        self.noted.handles.insert(id);
         let node = self.tree.node_mut(handle.ino)?;
         node.handles = node.handles.saturating_sub(1);
         if let (Access::Write, Body::File(content)) = (handle.access, &mut node.body) {

@@ -54,10 +54,10 @@ impl Space {
         if offset >= end {
             return Ok(Next::End);
         }
-        let content = self.content_mut(ino)?;
+        let content = self.content(ino)?;
         let to = content.sendable_end().min(end).min(offset.saturating_add(max));
         if to > offset {
-            content.send(to);
+            self.content_mut(ino)?.send(to);
             self.readers.get_mut(id)?.given = to;
             return Ok(Next::Bytes { offset, length: to - offset });
         }

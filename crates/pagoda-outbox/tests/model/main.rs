@@ -1,9 +1,11 @@
 //! Random operations on a [`Space`], held against a reference that knows every byte and page by itself.
 
+mod disk;
 mod reference;
 
 use std::time::Duration;
 
+use disk::Disk;
 use pagoda_outbox::{
     Access, Attributes, HandleId, Kind, Mode, NewNode, ROOT, ReaderId, Reclaim, Refusal, Replace, Selection, Space,
     Time, Write, XattrWrite,
@@ -94,6 +96,10 @@ enum Op {
         pages: u64,
     },
     Abandon,
+    /// The process is killed, and another one goes on. How many bytes of its last batch were written before.
+    Kill {
+        written: usize,
+    },
 }
 
 fn ops() -> impl Strategy<Value = Op> {
@@ -129,6 +135,7 @@ fn ops() -> impl Strategy<Value = Op> {
         6 => pick.prop_map(|pick| Op::CompleteReclaim { pick }),
         1 => (0_u64..24).prop_map(|pages| Op::Budget { pages }),
         1 => (0..40).prop_map(|_| Op::Abandon),
+        2 => any::<usize>().prop_map(|written| Op::Kill { written }),
     ]
 }
 
@@ -144,6 +151,7 @@ struct Run {
     fill: u8,
     /// Since the start.
     seconds: u64,
+    disk: Disk,
 }
 
 fn pick<T>(list: &[T], pick: usize) -> Option<usize> {
@@ -162,6 +170,7 @@ impl Run {
             readers: Vec::new(),
             fill: 0,
             seconds: 0,
+            disk: Disk::default(),
         }
     }
 
@@ -246,6 +255,7 @@ impl Run {
                 let renamed = self.space.rename((ROOT, NAMES[from]), (ROOT, NAMES[to]), Replace::Allowed, self.now);
                 prop_assert_eq!(renamed.is_ok(), there);
             }
+            Op::Kill { written } => self.kill(written)?,
             Op::Budget { pages } => self.space.set_budget(pages * PAGE),
             Op::Abandon => {
                 self.space.abandon(self.now);
@@ -288,6 +298,24 @@ impl Run {
             self.space.set_xattr(file.ino, b"user.pagoda.ttl", value.as_bytes(), XattrWrite::Any).unwrap();
         }
         self.reference.create(file.ino, mode, deliveries, ttl);
+        Ok(())
+    }
+
+    /// Another process goes on with what the journals say.
+    fn kill(&mut self, written: usize) -> Result<(), TestCaseError> {
+        self.disk.tear(written);
+        let mut restored = self.disk.restore().space;
+        // It is all that was said: it says the same of itself.
+        prop_assert_eq!(self.disk.restore().space.snapshot(0), restored.snapshot(0));
+        let files = restored.file_memory();
+        self.reference.kill(&files, |ino| restored.attributes(ino).is_ok());
+        for reclaim in restored.plan_reclaim(0) {
+            restored.complete_reclaim(reclaim);
+        }
+        (self.writes, self.reclaims, self.readers) = Default::default();
+        self.handles.retain(|(_, ino)| restored.attributes(*ino).is_ok());
+        self.disk.begin(&mut restored);
+        self.space = restored;
         Ok(())
     }
 
@@ -377,9 +405,11 @@ proptest! {
     #[test]
     fn like_the_reference(pages in 1_u64..24, ops in prop::collection::vec(ops(), 1..200)) {
         let mut run = Run::new(pages);
+        run.disk.begin(&mut run.space);
         for op in ops {
             let before = run.space.figures().used;
             run.apply(op)?;
+            run.disk.commit(&mut run.space);
             run.check(before)?;
         }
         run.end()?;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use pagoda_outbox::{Attributes, Ino, Mode, Next, ReaderId, Reclaim, ReclaimKind, Refusal, Selection};
+use pagoda_outbox::{Attributes, FileMemory, Ino, Mode, Next, ReaderId, Reclaim, ReclaimKind, Refusal, Selection};
 use proptest::prelude::*;
 
 use crate::Place;
@@ -275,6 +275,26 @@ impl Reference {
                 file.real.remove(&page);
             }),
             ReclaimKind::Drop => file.real.clear(),
+        }
+    }
+
+    /// The process is killed: writes under way have changed anything of what they may, and memory that was to be given back
+    /// may be there still. Then the next one makes files' memory fit.
+    pub fn kill(&mut self, kept: &[FileMemory], is_kept: impl Fn(Ino) -> bool) {
+        self.readers.clear();
+        for (ino, file) in &mut self.files {
+            for write in std::mem::take(&mut file.writes) {
+                file.real.extend(pages(&write));
+            }
+            if !is_kept(*ino) {
+                file.real.clear();
+                continue;
+            }
+            let memory = kept.iter().find(|memory| memory.ino == *ino).expect("a file that is kept has memory");
+            assert_eq!((memory.size, memory.freed), (file.size, file.freed()));
+            let end = memory.size.div_ceil(PAGE);
+            file.real.retain(|page| (memory.freed / PAGE..end).contains(page));
+            file.charged.split_off(&end);
         }
     }
 

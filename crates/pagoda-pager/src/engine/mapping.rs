@@ -55,10 +55,13 @@ impl Engine {
         loop {
             let greeted = self.link.mappers.greet(&mut self.ring, slot, deadline);
             let taken = greeted.and_then(|(packet, fds)| match packet {
-                Packet::Maps { maps, .. } => self.take_maps(slot, maps.as_slice(), fds),
+                Packet::Maps { pid, maps } => self.take_maps(slot, pid, maps.as_slice(), fds),
                 other => Err(format!("it says {other:?}")),
             });
             let Err(why) = taken else { return Ok(()) };
+            if self.link.mappers.worker_ended(&mut self.ring, slot) {
+                self.paging.reset_mapper(&mut self.ring, slot);
+            }
             if self.link.mappers.has_ended(&mut self.ring, slot) {
                 self.paging.forget_mapper(&mut self.ring, slot);
                 return Ok(());
@@ -83,8 +86,8 @@ impl Engine {
     fn mapper_says(&mut self, slot: usize, packet: Packet, fds: Vec<OwnedFd>) {
         let is_greeted = self.link.mappers.is_greeted(slot);
         match packet {
-            Packet::Maps { maps, .. } if !is_greeted => {
-                if let Err(why) = self.take_maps(slot, maps.as_slice(), fds) {
+            Packet::Maps { pid, maps } if !is_greeted => {
+                if let Err(why) = self.take_maps(slot, pid, maps.as_slice(), fds) {
                     tracing::warn!(vm = %self.name, "a process that maps its memory: {why}");
                     self.link.mappers.disconnect(&mut self.ring, slot);
                 }
@@ -118,9 +121,19 @@ impl Engine {
         }
     }
 
-    /// It has said what it maps, and sent its userfaultfd.
-    fn take_maps(&mut self, slot: usize, maps: &[LentMap], fds: Vec<OwnedFd>) -> Result<(), String> {
-        let [uffd] = <[OwnedFd; 1]>::try_from(fds).map_err(|fds| format!("it sent {} descriptors", fds.len()))?;
+    /// It has said what it maps, and sent its userfaultfd and its pidfd.
+    fn take_maps(&mut self, slot: usize, pid: u32, maps: &[LentMap], fds: Vec<OwnedFd>) -> Result<(), String> {
+        let fds = <[OwnedFd; 2]>::try_from(fds);
+        let [uffd, pidfd] = fds.map_err(|fds| format!("it sent {} descriptors", fds.len()))?;
+        if self.link.mappers.worker_ended(&mut self.ring, slot) {
+            // That has also ended the connection; the next one is of the new process.
+            self.paging.reset_mapper(&mut self.ring, slot);
+            return Err("the process before it has just ended".into());
+        }
+        let met = self.link.mappers.meet_worker(&mut self.ring, slot, pid, pidfd).map_err(|error| error.to_string())?;
+        if !met {
+            return Err("another process of it maps memory, and has not ended".into());
+        }
         let uffd = Uffd::from_fd(uffd).map_err(|error| error.to_string())?;
         uffd.enable().map_err(|error| error.to_string())?;
         let maps: Option<Vec<Mapped>> = maps.iter().map(|map| self.map_of(*map)).collect();
@@ -137,6 +150,19 @@ impl Engine {
         let first = self.paging.space().page_in_region(map.region, map.offset, map.len)?;
         let is_sound = map.addr.is_multiple_of(PAGE_SIZE) && map.addr.checked_add(map.len).is_some();
         is_sound.then_some(Mapped { first, pages: map.len / PAGE_SIZE, addr: map.addr })
+    }
+
+    /// The pidfd of a process that mapped RAM is readable.
+    pub(super) fn worker_exits(&mut self, slot: usize, more: bool) {
+        if self.link.mappers.worker_ended(&mut self.ring, slot) {
+            self.paging.reset_mapper(&mut self.ring, slot);
+            // It has no entries any more: zaps do not wait for it.
+            self.link.mappers.restart();
+            self.mapper_exits(slot, true);
+            self.zap_mappers();
+        } else if !more && let Err(error) = self.link.mappers.poll_worker(&mut self.ring, slot) {
+            self.pin(format!("a process that maps its memory cannot be watched: {error}"));
+        }
     }
 
     /// A mapper's pidfd is readable.

@@ -155,6 +155,13 @@ impl Paging {
         self.mappers().set_maps(ring, slot, uffd, maps)
     }
 
+    /// The process of a mapper that mapped RAM has ended, and another may come.
+    pub fn reset_mapper(&self, ring: &mut Ring, slot: usize) {
+        let _ = ring.cancel_poll(Source::MapperUffd(slot as u32).key());
+        self.mappers().reset(slot);
+        self.shared.clear_mapper(slot);
+    }
+
     /// A mapper has ended.
     pub fn forget_mapper(&self, ring: &mut Ring, slot: usize) {
         let _ = ring.cancel_poll(Source::MapperUffd(slot as u32).key());

@@ -185,7 +185,8 @@ impl Registry {
                     }
                 };
                 self.parts.works(STRANGERS);
-                let stranger = mappers.into_iter().find(|mapper| !own.contains(mapper));
+                let is_own = |mapper: &u32| own.contains(mapper) || is_child_of(*mapper, &own);
+                let stranger = mappers.into_iter().find(|mapper| !is_own(mapper));
                 if let Some(stranger) = stranger {
                     self.pin(id, &format!("process {stranger} maps its memory too, without Pagoda"));
                 }
@@ -254,6 +255,12 @@ impl Registry {
         let given = vm.inodes.first().copied();
         given.or_else(|| vm.ram.first().map(|ram| ram.inode())).map(|(_, inode)| inode)
     }
+}
+
+/// A mapper's children have its shim, and map memory in its place.
+fn is_child_of(pid: u32, own: &[u32]) -> bool {
+    // A parent that has ended is 1, or whoever takes children in.
+    pagoda_sys::process::parent(pid).is_ok_and(|parent| own.contains(&parent))
 }
 
 /// Processes that map a VM's memory and are known to: its VMM, its mappers, this one.

@@ -1,5 +1,7 @@
 //! Outboxes: a guest writes files with unmodified programs, and the host sends them by HTTP.
 
+mod survival;
+
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -64,7 +66,8 @@ impl Site {
         // Free until it is used in a moment: nothing else on this machine asks for a port by number.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
         let daemon = lab.daemon_with(pool_of(lab, POOL)?)?;
-        let mut options = GuestOptions::new("web1", "").memory("-m 512M").dram(dram).client().control().qemu(qemu);
+        let mut options =
+            GuestOptions::new("web1", "").memory("-m 512M").dram(dram).client().control().may_reboot().qemu(qemu);
         options.run_options =
             ["--outbox", space, "--outbox-listen", &address, "--outbox-wait", &wait_seconds.to_string()]
                 .map(str::to_owned)

@@ -22,7 +22,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// So long one is waited for in any case.
 const GREET_MIN: Duration = Duration::from_millis(10);
 /// How long one may take to say what it maps to a new daemon.
-pub const GREET_MAX: Duration = Duration::from_secs(5);
+pub const GREET_MAX: Duration = Duration::from_secs(10);
 
 struct Link {
     slot: usize,
@@ -36,6 +36,10 @@ struct Link {
     is_greeted: bool,
     next_try: Instant,
     clock_asked: bool,
+    /// The process that maps RAM: its id, as it says, and its pidfd. It is the mapper itself or a child of it.
+    worker: Option<(u32, OwnedFd)>,
+    /// The mapper itself has ended.
+    is_over: bool,
 }
 
 /// A zap that the VMM has done.
@@ -104,14 +108,49 @@ impl MapperLinks {
             is_greeted: false,
             next_try,
             clock_asked: false,
+            worker: None,
+            is_over: false,
         });
         Ok(())
     }
 
-    /// Its pidfd is readable: whether it has ended. It is forgotten then.
+    /// A process says what it maps. False: the one before has not ended, and has entries.
+    ///
+    /// # Errors
+    /// Of the ring.
+    pub fn meet_worker(&mut self, ring: &mut Ring, slot: usize, pid: u32, pidfd: OwnedFd) -> Result<bool, RingError> {
+        let Some(link) = self.find(slot) else { return Ok(false) };
+        if let Some((known, _)) = &link.worker {
+            return Ok(*known == pid);
+        }
+        ring.poll_multishot(pidfd.as_fd(), Source::WorkerExit(slot as u32).key())?;
+        link.worker = Some((pid, pidfd));
+        Ok(true)
+    }
+
+    /// Whether the process that maps RAM has ended. It has no entries then, and another may come.
+    pub fn worker_ended(&mut self, ring: &mut Ring, slot: usize) -> bool {
+        let Some(link) = self.find(slot) else { return false };
+        if !link.worker.as_ref().is_some_and(|(_, pidfd)| pagoda_sys::process::has_ended(pidfd.as_fd())) {
+            return false;
+        }
+        link.worker = None;
+        let _ = ring.cancel_poll(Source::WorkerExit(slot as u32).key());
+        self.disconnect(ring, slot);
+        true
+    }
+
+    /// Waits for the end of the process that maps RAM again, if the poll is over.
+    pub fn poll_worker(&mut self, ring: &mut Ring, slot: usize) -> Result<(), RingError> {
+        let Some((_, pidfd)) = self.find(slot).and_then(|link| link.worker.as_ref()) else { return Ok(()) };
+        ring.poll_multishot(pidfd.as_fd(), Source::WorkerExit(slot as u32).key())
+    }
+
+    /// Its pidfd is readable: whether it has ended, and the process that maps RAM too. It is forgotten then.
     pub fn has_ended(&mut self, ring: &mut Ring, slot: usize) -> bool {
         let Some(link) = self.find(slot) else { return false };
-        if !pagoda_sys::process::has_ended(link.pidfd.as_fd()) {
+        link.is_over |= pagoda_sys::process::has_ended(link.pidfd.as_fd());
+        if !link.is_over || link.worker.is_some() {
             return false;
         }
         let (pid, generation) = (link.pid, link.generation);

@@ -103,6 +103,13 @@ impl Mappers {
         self.list.retain(|mapper| mapper.slot != slot);
     }
 
+    /// The process that mapped RAM has ended: there are no entries, and another process may come.
+    pub fn reset(&mut self, slot: usize) {
+        if let Some(mapper) = self.find(slot) {
+            *mapper = Mapper { slot, uffd: None, table: Table::default(), has_maps: false, waiting: Vec::new() };
+        }
+    }
+
     fn find(&mut self, slot: usize) -> Option<&mut Mapper> {
         self.list.iter_mut().find(|mapper| mapper.slot == slot)
     }

@@ -1,0 +1,283 @@
+//! The rings: requests are taken out of them, carried out by a fixed number of threads, and answered.
+//!
+//! Each request is noted in a [table](crate::inflight) that outlives this process. If it takes over from another one, what that
+//! one has left is answered first. What has the same effect when it is done twice is done again, once; all else gets EIO. A
+//! guest that puts requests into its ring faster than they are carried out has no more of them taken than a ring has heads.
+
+use std::io::{self, ErrorKind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread;
+
+use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
+use vhost_user_backend::bitmap::BitmapMmapRegion;
+use vhost_user_backend::{VhostUserBackend, VringMutex, VringT};
+use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
+use virtiofsd::descriptor_utils::{Reader, Writer};
+use virtiofsd::fuse::{InHeader, Opcode, OutHeader};
+use virtiofsd::server::Server;
+use vm_memory::{ByteValued, GuestAddressSpace, GuestMemory, GuestMemoryAtomic, GuestMemoryLoadGuard};
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier};
+
+use crate::chain::{Memory, OwnRing, parts};
+use crate::filesystem::{GuestFiles, Now, as_request, session};
+use crate::inflight::{HEADS_MAX, InFlight, RINGS, Request, Table};
+use crate::outbox::{Outbox, WAITING_MAX};
+
+/// Requests that are carried out at the same time. Those that wait for room are fewer, so metadata always goes through.
+const THREADS: usize = WAITING_MAX + 8;
+/// Numbers of feature bits (virtio 1.2, 2.7 and 6).
+const INDIRECT_DESCRIPTORS: u64 = 1 << 28;
+const EVENT_INDEX: u64 = 1 << 29;
+const VERSION_1: u64 = 1 << 32;
+
+type Atomic = GuestMemoryAtomic<Memory>;
+type Loaded = GuestMemoryLoadGuard<Memory>;
+type Vring = VringMutex<Atomic>;
+
+/// What a thread is to carry out.
+enum Job {
+    Popped(DescriptorChain<Loaded>),
+    /// Another process has left it.
+    Left(InFlight),
+}
+
+struct Task {
+    job: Job,
+    head: u16,
+    request: Request,
+    vring: Vring,
+}
+
+/// What the threads need.
+struct Requests {
+    files: Server<GuestFiles>,
+    outbox: Arc<Outbox>,
+    table: Table,
+    memory: RwLock<Option<Atomic>>,
+    event_index: AtomicBool,
+}
+
+/// See the module.
+pub struct Backend {
+    requests: Arc<Requests>,
+    tasks: Sender<Task>,
+    /// Whether what another process has left in a ring was looked at.
+    is_recovered: [AtomicBool; RINGS],
+}
+
+impl Backend {
+    /// # Errors
+    /// Threads cannot be started.
+    pub fn start(outbox: &Arc<Outbox>, table: Table) -> io::Result<Backend> {
+        let requests = Arc::new(Requests {
+            files: Server::new(GuestFiles(Arc::clone(outbox))),
+            outbox: Arc::clone(outbox),
+            table,
+            memory: RwLock::default(),
+            event_index: AtomicBool::new(false),
+        });
+        requests.resume_session()?;
+        let (tasks, waiting) = channel();
+        let waiting = Arc::new(Mutex::new(waiting));
+        for _ in 0..THREADS {
+            let (requests, waiting) = (Arc::clone(&requests), Arc::clone(&waiting));
+            thread::Builder::new().name("requests".into()).spawn(move || carry_out(&requests, &waiting))?;
+        }
+        Ok(Backend { requests, tasks, is_recovered: Default::default() })
+    }
+
+    /// Answers what another process has left.
+    fn recover(&self, ring: usize, vring: &Vring) {
+        let left = self.requests.table.recover(ring, vring.get_ref().get_queue().next_used());
+        for left in left {
+            self.hand_out(Task { head: left.head, request: left.request, job: Job::Left(left), vring: vring.clone() });
+        }
+        // An answer may be in the ring that the guest was not told of.
+        let _ = vring.signal_used_queue();
+    }
+
+    fn hand_out(&self, task: Task) {
+        self.tasks.send(task).expect("the threads run as long as the process does");
+    }
+
+    /// Takes out of a ring what there is.
+    fn take(&self, ring: usize, vring: &Vring, memory: &Atomic) {
+        loop {
+            let mut state = vring.get_mut();
+            let popped = state.get_queue_mut().iter(memory.memory()).ok().and_then(|mut there| there.next());
+            let Some(chain) = popped else { return };
+            let head = chain.head_index();
+            match self.requests.table.take(ring, head) {
+                Some(request) => {
+                    drop(state);
+                    self.hand_out(Task { job: Job::Popped(chain), head, request, vring: vring.clone() });
+                }
+                // No driver does that, so nobody waits for an answer.
+                None => self.requests.table.skip(ring),
+            }
+        }
+    }
+}
+
+fn carry_out(requests: &Requests, waiting: &Mutex<Receiver<Task>>) {
+    loop {
+        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(task) = next else { return };
+        let Some(memory) = requests.memory() else { continue };
+        let number = task.request.number();
+        let bytes = match task.job {
+            Job::Popped(chain) => {
+                as_request(Now { number, is_again: false }, || requests.answer(&memory.memory(), chain))
+            }
+            Job::Left(left) => requests.answer_left(&memory.memory(), left, &task.vring),
+        };
+        // What is no request gets an empty answer.
+        requests.complete(&task.vring, task.head, task.request, bytes.unwrap_or(0));
+    }
+}
+
+/// Whether a request may be carried out again, without it being known how far it has come.
+fn may_be_done_again(opcode: Opcode) -> bool {
+    use Opcode::{
+        Access, BatchForget, Destroy, Flush, Forget, Fsync, Fsyncdir, Getattr, Getxattr, Init, Listxattr, Lookup,
+        Lseek, Open, Opendir, Read, Readdir, Readdirplus, Release, Releasedir, Setattr, Statfs, Syncfs, Write,
+    };
+    match opcode {
+        Lookup | Getattr | Read | Statfs | Getxattr | Listxattr | Opendir | Readdir | Readdirplus | Access | Lseek => {
+            true
+        }
+        Forget | BatchForget | Flush | Fsync | Fsyncdir | Syncfs | Init | Destroy | Releasedir => true,
+        // The same bytes at the same place; the same size and mode; a handle that is gone stays gone.
+        Write | Setattr | Release => true,
+        // What it has opened was closed before.
+        Open => true,
+        _ => false,
+    }
+}
+
+impl Requests {
+    fn memory(&self) -> Option<Atomic> {
+        self.memory.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The library's part. Gives the bytes of the answer.
+    fn answer<M>(&self, memory: &Memory, chain: DescriptorChain<M>) -> io::Result<usize>
+    where
+        M: std::ops::Deref + Clone,
+        M::Target: GuestMemory + Sized,
+    {
+        let reader = Reader::new(memory, chain.clone()).map_err(io::Error::other)?;
+        let writer = Writer::new(memory, chain).map_err(io::Error::other)?;
+        self.files.handle_message(reader, writer, None::<&mut ()>).map_err(io::Error::other)
+    }
+
+    fn answer_left(&self, memory: &Memory, left: InFlight, vring: &Vring) -> io::Result<usize> {
+        let (table, size) = {
+            let state = vring.get_ref();
+            (state.get_queue().desc_table(), state.get_queue().size())
+        };
+        let number = left.request.number();
+        // The guest was given nothing of what it has opened.
+        self.outbox.forget_request(number);
+        let mut ring = OwnRing::new(&parts(memory, table, size, left.head)?)?;
+        let chain = ring.request()?;
+        let mut reader: Reader<'_> = Reader::new(memory, chain.clone()).map_err(io::Error::other)?;
+        let header: InHeader = reader.read_obj()?;
+        let opcode = Opcode::try_from(header.opcode).map_err(|_| io::Error::from(ErrorKind::InvalidData))?;
+        if may_be_done_again(opcode) && !left.is_again {
+            self.table.note_again(left.head, left.request);
+            return as_request(Now { number, is_again: true }, || self.answer(memory, chain));
+        }
+        let mut writer: Writer<'_> = Writer::new(memory, chain).map_err(io::Error::other)?;
+        let answer = OutHeader { len: size_of::<OutHeader>() as u32, error: -libc::EIO, unique: header.unique };
+        io::Write::write_all(&mut writer, answer.as_slice())?;
+        Ok(size_of::<OutHeader>())
+    }
+
+    fn complete(&self, vring: &Vring, head: u16, request: Request, bytes: usize) {
+        let mut state = vring.get_mut();
+        let used = state.get_queue().next_used();
+        let answered = self.table.complete(head, request, used, || {
+            // A ring that is not there any more has nobody who waits.
+            let _ = state.add_used(head, bytes as u32);
+        });
+        let is_wanted = !self.event_index.load(Ordering::Relaxed) || state.needs_notification().unwrap_or(true);
+        if answered && is_wanted {
+            let _ = state.signal_used_queue();
+        }
+    }
+
+    /// Tells the library what was agreed at the mount, if another process has heard it.
+    fn resume_session(&self) -> io::Result<()> {
+        let agreed = self.outbox.space().session();
+        if agreed == 0 {
+            return Ok(());
+        }
+        let mut ring = session::request(agreed)?;
+        let memory = ring.memory.clone();
+        let chain = ring.request()?;
+        as_request(Now::RESUME, || self.answer(&memory, chain)).map(drop)
+    }
+}
+
+impl VhostUserBackend for Backend {
+    type Bitmap = BitmapMmapRegion;
+    type Vring = Vring;
+
+    fn num_queues(&self) -> usize {
+        RINGS
+    }
+
+    fn max_queue_size(&self) -> usize {
+        usize::from(HEADS_MAX)
+    }
+
+    // No state of this device can be moved, so nothing that moves need is offered.
+    fn features(&self) -> u64 {
+        VERSION_1 | INDIRECT_DESCRIPTORS | EVENT_INDEX | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    }
+
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+    }
+
+    fn set_event_idx(&self, enabled: bool) {
+        self.requests.event_index.store(enabled, Ordering::Relaxed);
+    }
+
+    fn update_memory(&self, memory: Atomic) -> io::Result<()> {
+        *self.requests.memory.write().unwrap_or_else(PoisonError::into_inner) = Some(memory);
+        Ok(())
+    }
+
+    // By which the library ends the thread that serves the rings, and it waits for that.
+    fn exit_event(&self, _: usize) -> Option<(EventConsumer, EventNotifier)> {
+        new_event_consumer_and_notifier(EventFlag::NONBLOCK).ok()
+    }
+
+    // An error here would end the thread that serves the rings, so there is none.
+    fn handle_event(&self, ring: u16, _: EventSet, vrings: &[Vring], _: usize) -> io::Result<()> {
+        let ring = usize::from(ring);
+        let (Some(vring), Some(memory)) = (vrings.get(ring), self.requests.memory()) else { return Ok(()) };
+        if !self.is_recovered[ring].swap(true, Ordering::Relaxed) {
+            self.recover(ring, vring);
+        }
+        if !self.requests.event_index.load(Ordering::Relaxed) {
+            self.take(ring, vring, &memory);
+            return Ok(());
+        }
+        // The queue looks at the index once, so what comes meanwhile is looked for until there is nothing.
+        loop {
+            let _ = vring.disable_notification();
+            self.take(ring, vring, &memory);
+            if !vring.enable_notification().unwrap_or(false) {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! The process that lives as long as the outbox does. It keeps what another process needs to go on with it, and starts one
+//! whenever one ends.
+//!
+//! ```text
+//! QEMU -- vhost-user --> keeper -- the same --> the process that serves (`worker`)
+//!                          ^---- memory of each new file ----'
+//! ```
+//!
+//! It looks at no guest's memory, no request of a guest and no client's. It keeps: what QEMU has said (QEMU says it once, for
+//! its device for virtiofs cannot begin again), the memory of files, of the journal and of the table of requests, and the
+//! sockets. It has one thread, for it starts processes by a plain fork: in its empty root there is no program to start.
+//!
+//! When a worker is killed, the guest's requests wait until the next one has taken over, a few milliseconds later. If the keeper
+//! is killed, the worker goes with it, and so do all files: then QEMU's connection is closed for good.
+
+pub mod line;
+mod message;
+mod session;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use pagoda_outbox::Ino;
+use pagoda_outbox::limits::NODES_MAX;
+use pagoda_sys::process::{Child, fork};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::MemfdFlags;
+
+use self::line::{Line, Told};
+use self::message::{Message, kind, receive, send};
+use self::session::{Session, ring_of};
+use crate::inflight::{TABLE_BYTES, Table};
+use crate::left::Left;
+
+/// Memories that a worker may have kept: those of files, and of some that went a moment ago.
+const KEPT_MAX: usize = NODES_MAX + 1024;
+/// A worker that has served for so long is followed at once. The pause after one that has not doubles each time.
+const HEALTHY: Duration = Duration::from_secs(10);
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// So many workers may end over the same message of QEMU.
+const TRIES_MAX: u32 = 3;
+
+/// What a worker begins with.
+#[derive(Debug)]
+pub struct Start {
+    pub left: Left,
+    pub table: Table,
+    /// Where QEMU's messages come. `None`: QEMU has gone.
+    pub vmm: Option<UnixListener>,
+    /// For how long QEMU has been gone.
+    pub vmm_gone: Duration,
+}
+
+/// What was opened before the host was left.
+#[derive(Debug)]
+pub struct Host {
+    /// Gives random bytes.
+    pub random: File,
+    /// Takes what nobody is to hear.
+    pub quiet: File,
+}
+
+/// What outlives workers.
+#[derive(Debug)]
+struct Kept {
+    memory: HashMap<Ino, OwnedFd>,
+    journal: [File; 2],
+    table_file: File,
+    table: Table,
+}
+
+#[derive(Debug)]
+struct Worker {
+    child: Child,
+    line: Line,
+    /// `None`: QEMU has gone, and it knows.
+    vhost: Option<UnixStream>,
+    began: Instant,
+}
+
+/// QEMU's side.
+#[derive(Debug)]
+struct Vmm {
+    socket: UnixStream,
+    session: Session,
+    /// What it waits to be answered, and how many workers were asked.
+    asked: Option<(Message, u32)>,
+}
+
+/// How a worker's time came to an end.
+enum Ended {
+    /// It has done all there was to do.
+    Done,
+    Killed,
+}
+
+/// Memory that outlives the process that made it.
+fn memory(name: &str) -> Result<File> {
+    Ok(File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).context("make memory")?))
+}
+
+/// Has workers serve, one after another, until one has nothing left to do. `work` is what a worker does in its own process; it
+/// gives its exit status.
+///
+/// # Errors
+/// No worker can be started.
+pub fn keep(vmm: UnixListener, host: &Host, work: impl Fn(Start) -> i32) -> Result<()> {
+    let (socket, _) = vmm.accept().context("accept the VMM")?;
+    drop(vmm);
+    let table_file = memory("pagoda-requests")?;
+    table_file.set_len(TABLE_BYTES).context("make the table of requests")?;
+    let table = Table::map(table_file.try_clone()?).context("map the table of requests")?;
+    let journal = [memory("pagoda-journal")?, memory("pagoda-journal")?];
+    let mut keeper = Keeper {
+        host,
+        vmm: Some(Vmm { socket, session: Session::default(), asked: None }),
+        vmm_gone: None,
+        kept: Kept { memory: HashMap::new(), journal, table_file, table },
+    };
+    let mut pause = Duration::ZERO;
+    loop {
+        let mut worker = keeper.start(&work).context("start the process that serves")?;
+        if matches!(keeper.serve(&mut worker)?, Ended::Done) {
+            return Ok(());
+        }
+        eprintln!("pagoda-outbox: the process that serves has ended and is started again");
+        pause = match worker.began.elapsed() {
+            served if served >= HEALTHY => Duration::ZERO,
+            _ => (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX),
+        };
+        std::thread::sleep(pause);
+    }
+}
+
+#[derive(Debug)]
+struct Keeper<'a> {
+    host: &'a Host,
+    /// `None`: QEMU has gone.
+    vmm: Option<Vmm>,
+    /// When it has.
+    vmm_gone: Option<Instant>,
+    kept: Kept,
+}
+
+impl Keeper<'_> {
+    fn start(&mut self, work: &impl Fn(Start) -> i32) -> Result<Worker> {
+        let (theirs, line) = Line::pair()?;
+        let (listener, vhost) = match &self.vmm {
+            Some(_) => {
+                let (listener, vhost) = connection(&self.host.random)?;
+                (Some(listener), Some(vhost))
+            }
+            None => (None, None),
+        };
+        if let Some(child) = fork().context("fork")? {
+            return Ok(Worker { child, line, vhost, began: Instant::now() });
+        }
+        // What is not needed is closed, or nobody would see its other end go.
+        drop((line, vhost, self.vmm.take()));
+        let vmm_gone = self.vmm_gone.map_or(Duration::ZERO, |since| since.elapsed());
+        let status = self.kept.leave(theirs).map(|(left, table)| work(Start { left, table, vmm: listener, vmm_gone }));
+        std::process::exit(status.unwrap_or(1))
+    }
+
+    /// Passes on what is said, until the worker has ended.
+    fn serve(&mut self, worker: &mut Worker) -> Result<Ended> {
+        match self.tell(worker) {
+            Ok(true) => {}
+            Ok(false) => worker.child.kill(),
+            Err(error) => {
+                eprintln!("pagoda-outbox: {error:#}");
+                self.part(worker);
+            }
+        }
+        loop {
+            let ready = self.wait(worker)?;
+            if ready.ended {
+                return self.end(worker);
+            }
+            if ready.line && !self.kept.hear(worker)? {
+                // It is about to end, or has to: its files' memory would not be kept.
+                worker.child.kill();
+            }
+            if ready.worker && !self.pass_answer(worker) {
+                worker.vhost = None;
+            }
+            if ready.vmm && !self.pass_message(worker) {
+                self.part(worker);
+            }
+        }
+    }
+
+    fn wait(&self, worker: &Worker) -> Result<Ready> {
+        let ends = worker.child.pidfd();
+        let mut polled = vec![PollFd::new(&ends, PollFlags::IN), PollFd::new(&worker.line, PollFlags::IN)];
+        polled.extend(worker.vhost.as_ref().map(|vhost| PollFd::new(vhost, PollFlags::IN)));
+        polled.extend(self.vmm.as_ref().map(|vmm| PollFd::new(&vmm.socket, PollFlags::IN)));
+        rustix::io::retry_on_intr(|| poll(&mut polled, None)).context("wait")?;
+        // In the order in which they were put there.
+        let mut ready = polled.iter().map(|fd| !fd.revents().is_empty());
+        let mut next = || ready.next().unwrap_or(false);
+        Ok(Ready {
+            ended: next(),
+            line: next(),
+            worker: worker.vhost.is_some() && next(),
+            vmm: self.vmm.is_some() && next(),
+        })
+    }
+
+    /// Tells a new worker what QEMU has said, and has it look at the rings. Whether it is there still.
+    ///
+    /// # Errors
+    /// Several workers have ended over what QEMU says now.
+    fn tell(&mut self, worker: &Worker) -> Result<bool> {
+        let (Some(vhost), Some(vmm)) = (&worker.vhost, &mut self.vmm) else { return Ok(true) };
+        let told = vmm.session.told(|ring| self.kept.table.next_index(ring)).context("keep QEMU's descriptors")?;
+        for message in told {
+            let has_answer = message.has_answer();
+            if send(vhost, &message).is_err() || has_answer && !self.kept.wait_answer(worker, vhost)? {
+                return Ok(false);
+            }
+        }
+        for kick in vmm.session.kicks() {
+            // An eventfd that cannot take more is one that is being looked at.
+            let _ = rustix::io::write(kick, &1_u64.to_ne_bytes());
+        }
+        match &mut vmm.asked {
+            Some((_, tries)) if *tries >= TRIES_MAX => bail!("the VMM says what nobody can answer"),
+            Some((message, tries)) => {
+                *tries += 1;
+                Ok(send(vhost, message).is_ok())
+            }
+            None => Ok(true),
+        }
+    }
+
+    /// QEMU has gone, or nobody can serve it.
+    fn part(&mut self, worker: &mut Worker) {
+        (self.vmm, worker.vhost) = (None, None);
+        self.vmm_gone.get_or_insert_with(Instant::now);
+        // Whoever reads what QEMU says waits for the end of it, and that is now.
+        let _ = rustix::stdio::dup2_stderr(&self.host.quiet);
+    }
+
+    /// From the worker to QEMU. Whether the worker is there.
+    fn pass_answer(&mut self, worker: &Worker) -> bool {
+        let (Some(vhost), Some(vmm)) = (&worker.vhost, &mut self.vmm) else { return false };
+        let Ok(Some(answer)) = receive(vhost) else { return false };
+        if let Some((message, _)) = vmm.asked.take() {
+            // Not zero: it was refused.
+            let is_refused = message.flags & message::NEED_REPLY != 0 && answer.word(0) != 0;
+            if message.kind == kind::GET_VRING_BASE || !is_refused {
+                vmm.session.note(message);
+            }
+        }
+        // If QEMU is gone, that is seen on its own socket.
+        let _ = send(&vmm.socket, &answer);
+        true
+    }
+
+    /// From QEMU to the worker. Whether QEMU is there.
+    fn pass_message(&mut self, worker: &Worker) -> bool {
+        let Some(vmm) = &mut self.vmm else { return false };
+        let message = match receive(&vmm.socket) {
+            Ok(Some(message)) => message,
+            Ok(None) => return false,
+            Err(error) => {
+                eprintln!("pagoda-outbox: hear the VMM: {error}");
+                return false;
+            }
+        };
+        if message.kind == kind::SET_VRING_BASE
+            && let Some(ring) = ring_of(&message)
+        {
+            self.kept.table.begin(ring, message.word(4) as u16);
+        }
+        // If the worker is gone, the next one hears it.
+        let _ = worker.vhost.as_ref().map(|vhost| send(vhost, &message));
+        if message.has_answer() {
+            vmm.asked = Some((message, 1));
+        } else {
+            vmm.session.note(message);
+        }
+        true
+    }
+
+    /// What it has said before its end is heard.
+    fn end(&mut self, worker: &Worker) -> Result<Ended> {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        while poll(&mut [PollFd::new(&worker.line.as_fd(), PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
+            && self.kept.hear(worker)?
+        {}
+        let is_done = worker.child.wait().context("hear how the process that serves has ended")?;
+        Ok(if is_done && self.vmm.is_none() { Ended::Done } else { Ended::Killed })
+    }
+}
+
+/// Which of what is waited for is there.
+struct Ready {
+    ended: bool,
+    line: bool,
+    worker: bool,
+    vmm: bool,
+}
+
+impl Kept {
+    /// For a worker, in its own process.
+    fn leave(&mut self, line: Line) -> io::Result<(Left, Table)> {
+        let memory = self.memory.drain().map(|(ino, memory)| (ino, File::from(memory))).collect();
+        let [first, second] = &self.journal;
+        let journal = [first.try_clone()?, second.try_clone()?];
+        Ok((Left { journal, memory, line }, Table::map(self.table_file.try_clone()?)?))
+    }
+
+    /// Takes in what the worker has said of files' memory. Whether there may be more.
+    fn hear(&mut self, worker: &Worker) -> Result<bool> {
+        match worker.line.hear().context("hear the process that serves")? {
+            Told::Keep(ino, memory) => {
+                if self.memory.len() >= KEPT_MAX {
+                    // None of ours asks for so much.
+                    worker.child.kill();
+                }
+                self.memory.insert(ino, memory);
+            }
+            Told::Forget(ino) => drop(self.memory.remove(&ino)),
+            Told::Ended => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Until an answer that QEMU has had already was given again. Meanwhile files' memory is heard of. Whether it came.
+    fn wait_answer(&mut self, worker: &Worker, vhost: &UnixStream) -> Result<bool> {
+        loop {
+            let mut polled = [PollFd::new(vhost, PollFlags::IN), PollFd::new(&worker.line, PollFlags::IN)];
+            rustix::io::retry_on_intr(|| poll(&mut polled, None)).context("wait for the process that serves")?;
+            let [answered, told] = polled.map(|fd| !fd.revents().is_empty());
+            if told && !self.hear(worker)? {
+                return Ok(false);
+            }
+            if answered {
+                return Ok(matches!(receive(vhost), Ok(Some(_))));
+            }
+        }
+    }
+}
+
+/// A connection that nobody else can have: its name is random, and it is used up at once.
+fn connection(mut random_bytes: &File) -> Result<(UnixListener, UnixStream)> {
+    let mut random = [0; 24];
+    random_bytes.read_exact(&mut random).context("get random bytes")?;
+    let address = SocketAddr::from_abstract_name(random).context("name a socket")?;
+    let listener = UnixListener::bind_addr(&address).context("make a socket")?;
+    let stream = UnixStream::connect_addr(&address).context("connect to the process that serves")?;
+    Ok((listener, stream))
+}

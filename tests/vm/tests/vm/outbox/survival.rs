@@ -1,0 +1,161 @@
+//! The process that serves an outbox is killed. Another one goes on: the guest's programs, its files and clients.
+
+use serde_json::json;
+
+use super::*;
+
+/// Often enough that it meets writes, names and the pauses between them.
+const KILLS: usize = 5;
+/// How long an answer may take that needs no room, the start of another process included. Guests run under TCG.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+/// The process that serves: the one child of the outbox's.
+fn worker(keeper: u32) -> Result<Option<u32>> {
+    let children =
+        fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).context("the outbox's children")?;
+    Ok(children.split_whitespace().next().and_then(|pid| pid.parse().ok()))
+}
+
+/// Kills it and waits until another one is there.
+fn kill_worker(keeper: u32) -> Result<()> {
+    let killed = wait::until("a process that serves", wait::HANG, || worker(keeper))?;
+    let pid = Pid::from_raw(killed.cast_signed()).context("no process")?;
+    kill_process(pid, Signal::KILL).context("kill the process that serves")?;
+    wait::until("another process that serves", wait::HANG, || Ok(worker(keeper)?.filter(|pid| *pid != killed)))?;
+    Ok(())
+}
+
+/// Waits until the process that serves now says that a write waits for room.
+fn wait_for_waiting_write(daemon: &Daemon) -> Result<()> {
+    let since = Instant::now();
+    wait_outbox(daemon, "a write that waits", |outbox| {
+        outbox.figures.is_some_and(|figures| {
+            figures.waiting_writes > 0 && Duration::from_millis(figures.age_ms) < since.elapsed()
+        })
+    })
+    .map(drop)
+}
+
+fn killed(qemu: Qemu) -> Result<()> {
+    Lab::run("outbox-killed", 1, |lab| {
+        let (site, daemon, guest, mut control) = Site::start(lab, qemu, "16M", 100)?;
+        let keeper = wait_outbox(&daemon, "its process", |outbox| outbox.pid.is_some())?.pid.context("no process")?;
+        control.sh(&format!("dd if=/dev/urandom of={INPUT} bs=1M count=24 2>/dev/null"))?;
+        control.sh(&format!("mkdir /mnt/d && dd if={INPUT} of=/mnt/d/sealed bs=100k count=20 2>/dev/null"))?;
+        let sealed = guest_digest(&mut control, "/mnt/d/sealed")?;
+        let tag = String::from_utf8(site.get("d/sealed", &["--head"])?.1)?;
+        let tag = tag.lines().find_map(|line| line.strip_prefix("etag: ")).context("no ETag")?.trim().to_owned();
+
+        // A program that writes notices nothing. Each dd opens nothing: the file is the shell's.
+        control.send(&format!(
+            "sh (i=0; while [ $i -lt 60 ]; do dd if={INPUT} bs=64k skip=$i count=1 2>/dev/null || exit 1; echo $i > /tmp/at; \
+             i=$((i+1)); done) > /mnt/grows"
+        ))?;
+        for _ in 0..KILLS {
+            kill_worker(keeper)?;
+            let asked = Instant::now();
+            wait::until("an answer", ANSWER_MAX, || Ok((site.get("d/sealed", &["--head"])?.0 == 200).then_some(())))?;
+            println!("outbox-killed: a client is answered after {:?}", asked.elapsed());
+        }
+        control.reply()?;
+        let expected = control.sh(&format!("dd if={INPUT} bs=64k count=60 2>/dev/null | sha256sum"))?;
+        let expected = expected.split(' ').next().unwrap_or_default();
+        ensure!(guest_digest(&mut control, "/mnt/grows")? == expected, "the guest has lost bytes");
+        ensure!(site.get("grows", &[])?.0 == 200 && digest_of("cat", &site.dir.join("reply"))? == expected);
+        // What was closed before is whole, has the same tag, and a client goes on in the midst of it.
+        ensure!(site.get("d/sealed", &[])?.0 == 200 && digest_of("cat", &site.dir.join("reply"))? == sealed);
+        let whole = fs::read(site.dir.join("reply"))?;
+        let (status, rest) = site.get("d/sealed", &["--range", "1000000-", "-H", &format!("If-Range: {tag}")])?;
+        ensure!(status == 206 && rest == whole[1_000_000..], "status {status}: it is another file");
+        ensure!(control.sh("ls /mnt /mnt/d; df /mnt")?.contains("sealed"));
+
+        // A write that waits for room when the process is killed waits again, and goes on.
+        control.sh("rm /mnt/grows")?;
+        control.sh(&format!("(cat {INPUT} > /mnt/large; echo status $?) > /tmp/log 2>&1 &"))?;
+        wait_for_waiting_write(&daemon)?;
+        kill_worker(keeper)?;
+        wait_for_waiting_write(&daemon)?;
+        control.sh("ls /mnt")?;
+        let large = lab.dir().join("large");
+        ensure!(site.curl("large", &["--fail"]).arg("--output").arg(&large).status()?.success(), "curl failed");
+        wait::until("the writer's end", wait::HANG, || {
+            Ok(control.sh("cat /tmp/log")?.contains("status").then_some(()))
+        })?;
+        ensure!(control.sh("cat /tmp/log")?.contains("status 0"), "{}", control.sh("cat /tmp/log")?);
+        ensure!(digest_of("cat", &large)? == guest_digest(&mut control, INPUT)?, "wrong bytes arrived");
+
+        // All memory can be had back, and what is closed is delivered though the process is killed after the guest's end.
+        control.sh("rm /mnt/large /mnt/d/sealed && echo last words > /mnt/d/last")?;
+        wait_outbox(&daemon, "memory that was given back", |outbox| {
+            outbox.figures.is_some_and(|figures| figures.used_bytes == 4096)
+        })?;
+        control.send("poweroff")?;
+        guest.finish()?;
+        daemon.wait_gone("web1")?;
+        kill_worker(keeper)?;
+        wait::until("what was published", ANSWER_MAX, || {
+            Ok((site.get("d/last", &[])?.1 == b"last words\n").then_some(()))
+        })?;
+        wait::until("the end of its charge", wait::HANG, || {
+            Ok(daemon.client().outboxes()?.outboxes.is_empty().then_some(()))
+        })
+    })
+}
+
+#[test]
+fn its_process_is_killed_and_the_guest_goes_on() -> Result<()> {
+    killed(Qemu::System)
+}
+
+#[test]
+fn its_process_is_killed_and_the_guest_goes_on_qemu_10() -> Result<()> {
+    killed(Qemu::Ten)
+}
+
+/// A request over which processes end again and again gets an error, and the mount goes on; and so it does after a reboot.
+#[test]
+fn a_request_that_kills_twice_gets_an_error() -> Result<()> {
+    Lab::run("outbox-killed-twice", 1, |lab| {
+        let (site, daemon, guest, mut control) = Site::start(lab, Qemu::System, "4M", 100)?;
+        let keeper = wait_outbox(&daemon, "its process", |outbox| outbox.pid.is_some())?.pid.context("no process")?;
+        control.sh(&format!("dd if=/dev/urandom of={INPUT} bs=1M count=8 2>/dev/null"))?;
+        control.sh(&format!("(dd if={INPUT} of=/mnt/large bs=1M; echo status $?) > /tmp/log 2>&1 &"))?;
+        for _ in 0..2 {
+            wait_for_waiting_write(&daemon)?;
+            kill_worker(keeper)?;
+        }
+        wait::until("the writer's end", ANSWER_MAX, || {
+            Ok(control.sh("cat /tmp/log")?.contains("status").then_some(()))
+        })?;
+        let log = control.sh("cat /tmp/log")?;
+        ensure!(log.contains("Input/output error") || log.contains("I/O error"), "{log}");
+        control.sh("rm /mnt/large && echo more > /mnt/more")?;
+        ensure!(site.get("more", &[])? == (200, b"more\n".to_vec()));
+
+        // QEMU stops the device and goes on with it, and its process is killed before and after.
+        for _ in 0..2 {
+            let mut qmp = guest.qmp()?;
+            qmp.execute("stop", json!({}))?;
+            kill_worker(keeper)?;
+            qmp.execute("cont", json!({}))?;
+            ensure!(control.sh("cat /mnt/more")?.contains("more"), "nothing is read after stop and cont");
+        }
+
+        // The guest begins anew: another mount by the same process, and another kernel.
+        control.sh("umount /mnt && mount -t virtiofs outbox /mnt")?;
+        kill_worker(keeper)?;
+        ensure!(control.sh("cat /mnt/more")?.contains("more"));
+        guest.qmp()?.execute("system_reset", json!({}))?;
+        // Before the next kernel knows its device.
+        kill_worker(keeper)?;
+        control.wait_ready()?;
+        kill_worker(keeper)?;
+        control.sh("mkdir -p /mnt && mount -t virtiofs outbox /mnt && echo anew > /mnt/anew")?;
+        kill_worker(keeper)?;
+        ensure!(control.sh("cat /mnt/more /mnt/anew")?.contains("anew"));
+        ensure!(site.get("anew", &[])? == (200, b"anew\n".to_vec()));
+        control.send("poweroff")?;
+        guest.finish()?;
+        daemon.wait_gone("web1")
+    })
+}
