@@ -100,7 +100,9 @@ mod tests {
         let start = process::start_time(own).unwrap();
         let (running, ended) = (socket_path(&state, 5, own, start), socket_path(&state, 5, own, start + 1));
         let other = dir(&state).join("other");
-        [&running, &ended, &other].map(|path| std::fs::write(path, "").unwrap());
+        for path in [&running, &ended, &other] {
+            std::fs::write(path, "").unwrap();
+        }
         assert_eq!(process_of(&running), Some((own, start)));
         make_dir(&state).unwrap();
         assert_eq!([&running, &ended, &other].map(|path| path.exists()), [true, false, true]);
