@@ -315,6 +315,8 @@ impl Run {
         (self.writes, self.reclaims, self.readers) = Default::default();
         self.handles.retain(|(_, ino)| restored.attributes(*ino).is_ok());
         self.disk.begin(&mut restored);
+        // By whoever starts the process, as at the first time.
+        restored.set_default_ttl(self.reference.default_ttl.map(Duration::from_secs));
         self.space = restored;
         Ok(())
     }

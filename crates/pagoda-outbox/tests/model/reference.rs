@@ -283,6 +283,8 @@ impl Reference {
     pub fn kill(&mut self, kept: &[FileMemory], is_kept: impl Fn(Ino) -> bool) {
         self.readers.clear();
         for (ino, file) in &mut self.files {
+            // Ages are counted anew.
+            file.seen = None;
             for write in std::mem::take(&mut file.writes) {
                 file.real.extend(pages(&write));
             }

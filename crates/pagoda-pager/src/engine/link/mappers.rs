@@ -386,7 +386,7 @@ mod tests {
         let first = links.next().unwrap();
         assert!(links.begin(&mut ring, first, vec![(0, vec![Ranges::default()])]).is_none());
         assert!(links.complete(0, 2, 7, 0).is_none(), "an answer to the question before");
-        assert_eq!(op_of(links.complete(0, 3, 8, 0)), Some((1, true, 8)));
+        assert_eq!(op_of(links.complete(0, 3, 8, 0)), Some((1, true, 9)), "no earlier than any answer");
         let second = links.next().unwrap();
         assert!(links.begin(&mut ring, second, vec![(0, vec![Ranges::default(); 2])]).is_none());
         assert!(links.complete(0, 4, 2, 22).is_none());
