@@ -39,6 +39,8 @@
 //! | 27 Look | daemon, on a control connection | seq u64 | - | Figures |
 //! | 28 SetSpace | daemon, on a control connection | seq u64, bytes u64 | - | Figures with the new space |
 //! | 29 Figures | `pagoda-outbox` | seq u64, u64 x 10, in the order of [`OutboxFigures`] | - | - |
+//! | 40 Jobs | daemon, on a control connection | seq u64, after u64 | - | JobsEnded with jobs of larger numbers than `after` |
+//! | 41 JobsEnded | `pagoda-outbox` | seq u64, u64 x 11, in the order of [`OutboxCounts`], count u32, pad u32, {u64 x 6, in the order of [`OutboxJob`], mode u32, priority u32, job\[32\], destination\[32\]} x count | - | - |
 //!
 //! A connection starts with Fetch, Ram, Prepare, Hello, Calls or Outbox. Fetch gives the monitor's socket to the command, Ram the
 //! RAM files to the shim: only a process with the shim in it can have RAM, and only one, once. After Welcome to Hello it is the *agent* connection: the
@@ -52,7 +54,9 @@
 //! without access. Own has it move a part of that second mapping into the template's place, if the order still stands
 //! ([`crate::shared`]); Owned comes when it does so, or does not.
 //! The process of a VM's outbox proves by a token of its own which one it is, and gets a socket that whichever daemon there is
-//! connects to: a control connection. On it the process says nothing but one Figures to each Look or SetSpace.
+//! connects to: a control connection. On it the process says nothing but one Figures to each Look or SetSpace, and one JobsEnded to
+//! each Jobs. One that does not know Jobs breaks the connection: the daemon does not ask that process again, and knows no jobs of it.
+//! A process whose daemon asks for no jobs keeps the last of them, and loses the others.
 //! After Welcome to Calls the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
 //!
 //! Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after it
@@ -61,7 +65,7 @@
 mod outbox;
 mod text;
 
-pub use self::outbox::OutboxFigures;
+pub use self::outbox::{JOBS_MAX, LABEL_BYTES, OutboxCounts, OutboxFigures, OutboxJob};
 pub use self::text::{REFUSED_TEXT_MAX, Text};
 use crate::{ABI_VERSION, REGIONS_MAX, Token, UFFDS_MAX};
 
@@ -214,6 +218,8 @@ pub enum Packet {
     Look { seq: u64 },
     SetSpace { seq: u64, bytes: u64 },
     Figures { seq: u64, figures: OutboxFigures },
+    Jobs { seq: u64, after: u64 },
+    JobsEnded { seq: u64, counts: OutboxCounts, jobs: List<OutboxJob, JOBS_MAX> },
 }
 
 /// Why a packet could not be read.
@@ -283,6 +289,20 @@ impl Encoded {
         self.words(figures.to_words());
     }
 
+    fn jobs(&mut self, seq: u64, counts: &OutboxCounts, jobs: &List<OutboxJob, JOBS_MAX>) {
+        self.u64(seq);
+        self.words(counts.to_words());
+        self.u32(jobs.len as u32);
+        self.u32(0);
+        for job in jobs.as_slice() {
+            self.words(job.to_words());
+            self.u32(u32::from(job.is_on_close));
+            self.u32(job.priority);
+            self.put(&job.id);
+            self.put(&job.destination);
+        }
+    }
+
     fn ranges(&mut self, seq: u64, ranges: &Ranges) {
         self.u64(seq);
         self.u32(ranges.len as u32);
@@ -335,6 +355,22 @@ impl Reader<'_> {
         self.take().map(Token)
     }
 
+    fn jobs(&mut self) -> Result<List<OutboxJob, JOBS_MAX>, DecodeError> {
+        let count = self.count(JOBS_MAX)?;
+        self.u32()?;
+        let mut jobs = List::default();
+        for _ in 0..count {
+            let words = self.words()?;
+            let is_on_close = match self.u32()? {
+                0 => false,
+                1 => true,
+                _ => return Err(DecodeError::Value),
+            };
+            jobs.push(OutboxJob::new(words, is_on_close, self.u32()?, self.take()?, self.take()?));
+        }
+        Ok(jobs)
+    }
+
     fn ranges(&mut self) -> Result<(u64, Ranges), DecodeError> {
         let seq = self.u64()?;
         let count = self.count(RANGES_MAX)?;
@@ -379,6 +415,8 @@ impl Packet {
             Packet::Look { .. } => 27,
             Packet::SetSpace { .. } => 28,
             Packet::Figures { .. } => 29,
+            Packet::Jobs { .. } => 40,
+            Packet::JobsEnded { .. } => 41,
         }
     }
 
@@ -443,6 +481,8 @@ impl Packet {
             }
             Packet::SetSpace { seq, bytes } => out.words([*seq, *bytes]),
             Packet::Figures { seq, figures } => out.figures(*seq, *figures),
+            Packet::Jobs { seq, after } => out.words([*seq, *after]),
+            Packet::JobsEnded { seq, counts, jobs } => out.jobs(*seq, counts, jobs),
             Packet::Foreign { reason } => out.u32(reason.to_u32()),
             Packet::Folios { large } => out.u32(u32::from(*large)),
             Packet::Gate { seq, open } | Packet::Gated { seq, open } => {
@@ -560,6 +600,8 @@ impl Packet {
             27 => Packet::Look { seq: r.u64()? },
             28 => Packet::SetSpace { seq: r.u64()?, bytes: r.u64()? },
             29 => Packet::Figures { seq: r.u64()?, figures: OutboxFigures::of_words(r.words()?) },
+            40 => Packet::Jobs { seq: r.u64()?, after: r.u64()? },
+            41 => Packet::JobsEnded { seq: r.u64()?, counts: OutboxCounts::of_words(r.words()?), jobs: r.jobs()? },
             _ => return Err(DecodeError::Value),
         })
     }
@@ -613,6 +655,13 @@ mod tests {
             Packet::Look { seq: 17 },
             Packet::SetSpace { seq: 18, bytes: 1 << 40 },
             Packet::Figures { seq: 18, figures: OutboxFigures::of_words([1, 2, 3, 4, 5, 6, 7, 8, 9, u64::MAX]) },
+            Packet::Jobs { seq: 19, after: u64::MAX },
+            Packet::JobsEnded {
+                seq: 19,
+                counts: OutboxCounts::of_words([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, u64::MAX]),
+                jobs: full(OutboxJob::new([1, 2, 3, 4, 5, u64::MAX], true, 7, [b'j'; 32], [0xff; 32])),
+            },
+            Packet::JobsEnded { seq: 20, counts: OutboxCounts::default(), jobs: List::default() },
         ]
     }
 
@@ -665,6 +714,23 @@ mod tests {
         let mut bytes = Packet::Zap { seq: 1, ranges: Ranges::default() }.encode().as_bytes().to_vec();
         bytes[16..20].copy_from_slice(&(RANGES_MAX as u32 + 1).to_le_bytes());
         assert_eq!(Packet::decode(&bytes), Err(DecodeError::Value));
+    }
+
+    #[test]
+    fn jobs_that_cannot_be_are_refused() {
+        let mut jobs = List::default();
+        jobs.push(OutboxJob::default());
+        let bytes = Packet::JobsEnded { seq: 1, counts: OutboxCounts::default(), jobs }.encode().as_bytes().to_vec();
+        let count_at = HEADER + 8 + 8 * 11;
+        let mode_at = count_at + 8 + 8 * 6;
+        for (at, value) in [(count_at, JOBS_MAX as u8 + 1), (mode_at, 2)] {
+            let mut bad = bytes.clone();
+            bad[at] = value;
+            assert_eq!(Packet::decode(&bad), Err(DecodeError::Value), "{at}");
+        }
+        let mut one_too_many = bytes;
+        one_too_many[count_at] = 2;
+        assert_eq!(Packet::decode(&one_too_many), Err(DecodeError::Length));
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod errno;
 mod filesystem;
 mod guest;
 mod http;
+mod jobs;
 mod outbox;
 mod sandbox;
 #[cfg(test)]

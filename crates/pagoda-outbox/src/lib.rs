@@ -13,7 +13,9 @@
 
 mod content;
 mod delivery;
+mod jobs;
 pub mod limits;
+mod meter;
 mod node;
 mod policy;
 mod ranges;
@@ -24,6 +26,8 @@ mod tree;
 mod xattrs;
 
 pub use self::content::State;
+pub use self::jobs::{EndedJob, JobCounts, Jobs, Labels};
+pub use self::meter::Meter;
 pub use self::node::{Attributes, Ino, Kind, NewNode, Owner, ROOT, Time};
 pub use self::policy::{Mode, Policy};
 pub use self::readers::{Next, ReaderId, Selection};

@@ -1,12 +1,14 @@
 //! The space as a whole: files, handles, readers, and the budget that they share.
 
 mod files;
+mod jobs;
 mod transmission;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::content::Content;
+use crate::jobs::Jobs;
 use crate::node::{Body, Ino, Time};
 use crate::readers::Readers;
 use crate::refusal::Refusal;
@@ -89,6 +91,7 @@ pub struct Space {
     readers: Readers,
     /// Nodes that went, with memory that is still to be given back.
     dropped: Vec<Reclaim>,
+    jobs: Jobs,
     refused_changes: u64,
     bytes_written: u64,
     bytes_acknowledged: u64,
@@ -104,6 +107,7 @@ impl Space {
             next_handle: 1,
             readers: Readers::default(),
             dropped: Vec::new(),
+            jobs: Jobs::default(),
             refused_changes: 0,
             bytes_written: 0,
             bytes_acknowledged: 0,
@@ -213,6 +217,7 @@ impl Space {
     /// name goes. What it has closed stays.
     pub fn abandon(&mut self, now: Time) {
         self.handles.clear();
+        self.jobs.all_gone();
         for ino in self.tree.inos() {
             let Ok(node) = self.tree.node_mut(ino) else { continue };
             node.handles = 0;
