@@ -50,11 +50,11 @@ pub use moves::{
     MoveSplit, MoveStatus, RemoteFate,
 };
 pub use name::{VM_FILE_NAME_LEN_MAX, check_vm_name, vm_file_name};
-pub use outbox::{
-    OUTBOX_SPACE_BYTES_MAX, OUTBOX_SPACE_BYTES_MIN, OutboxFigures, OutboxInfo, OutboxList, OutboxState,
-    check_outbox_space,
+pub use outbox::{OutboxFigures, OutboxInfo, OutboxList, OutboxState};
+pub use outbox_size::{
+    OUTBOX_SPACE_BYTES_MAX, OUTBOX_SPACE_BYTES_MIN, OutboxAuto, OutboxExplanation, OutboxJob, OutboxPatch,
+    OutboxProfile, OutboxTerm, check_outbox_space,
 };
-pub use outbox_size::{OutboxAuto, OutboxExplanation, OutboxJob, OutboxPatch, OutboxProfile, OutboxTerm};
 pub use policy::{
     AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, VmPolicy, WhatIfReply, WhatIfRequest,
 };

@@ -124,6 +124,27 @@ struct Snapshot {
     process: ProcessInfo,
 }
 
+impl Snapshot {
+    /// Of VMs with an outbox.
+    fn encode_outboxes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        for Row { def, value } in OUTBOX {
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.outbox.as_ref()?))));
+            encode_metric(encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
+        }
+        for Row { def, value } in OUTBOX_FIGURES {
+            let figures = |vm: &VmInfo| vm.outbox.as_ref()?.figures;
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(&figures(vm)?))));
+            encode_metric(encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
+        }
+        for Row { def, value } in OUTBOX_PROFILE {
+            let profile = |vm: &VmInfo| vm.outbox.as_ref()?.profile.clone();
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(&*profile(vm)?))));
+            encode_metric(encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
+        }
+        Ok(())
+    }
+}
+
 impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for def in CATALOGUE {
@@ -146,20 +167,7 @@ impl Collector for Snapshot {
             let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.moving.as_deref()?))));
             encode_metric(&mut encoder, &format!("pagoda_vm_move_{}", def.name), *def, values)?;
         }
-        for Row { def, value } in OUTBOX {
-            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.outbox.as_ref()?))));
-            encode_metric(&mut encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
-        }
-        for Row { def, value } in OUTBOX_FIGURES {
-            let figures = |vm: &VmInfo| vm.outbox.as_ref()?.figures;
-            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(&figures(vm)?))));
-            encode_metric(&mut encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
-        }
-        for Row { def, value } in OUTBOX_PROFILE {
-            let profile = |vm: &VmInfo| vm.outbox.as_ref()?.profile.clone();
-            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(&*profile(vm)?))));
-            encode_metric(&mut encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
-        }
+        self.encode_outboxes(&mut encoder)?;
         for Row { def, value } in POLICY {
             let values = self.vms.iter().map(|vm| (of_vm(vm), value(&vm.policy)));
             encode_metric(&mut encoder, &format!("pagoda_vm_{}", def.name), *def, values)?;

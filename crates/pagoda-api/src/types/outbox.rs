@@ -4,23 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{OutboxAuto, OutboxProfile};
 
-/// A space below this holds less than one write of the guest's kernel, which is at most 1 MiB.
-pub const OUTBOX_SPACE_BYTES_MIN: u64 = 1 << 20;
-/// More than any host has, and little enough that no sum overflows.
-pub const OUTBOX_SPACE_BYTES_MAX: u64 = 1 << 46;
-
-/// That an outbox can have this space.
-///
-/// # Errors
-/// A sentence that says what is wrong and what would be right.
-pub fn check_outbox_space(bytes: u64) -> Result<(), String> {
-    match bytes {
-        ..OUTBOX_SPACE_BYTES_MIN => Err("an outbox has at least 1M".into()),
-        OUTBOX_SPACE_BYTES_MIN..=OUTBOX_SPACE_BYTES_MAX => Ok(()),
-        _ => Err("an outbox has at most 64T".into()),
-    }
-}
-
 /// Where an outbox is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -125,20 +108,6 @@ pub struct OutboxList {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes() {
-        let check = |bytes: u64, part: &str| {
-            let said = check_outbox_space(bytes).err().unwrap_or_default();
-            assert!(if part.is_empty() { said.is_empty() } else { said.contains(part) }, "{bytes}: {said}");
-        };
-        check(0, "at least 1M");
-        check(OUTBOX_SPACE_BYTES_MIN - 1, "at least 1M");
-        check(OUTBOX_SPACE_BYTES_MIN, "");
-        check(OUTBOX_SPACE_BYTES_MAX, "");
-        check(OUTBOX_SPACE_BYTES_MAX + 1, "at most 64T");
-        check(u64::MAX, "at most 64T");
-    }
 
     #[test]
     fn on_the_wire() {

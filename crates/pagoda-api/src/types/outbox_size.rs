@@ -2,7 +2,22 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::check_outbox_space;
+/// A space below this holds less than one write of the guest's kernel, which is at most 1 MiB.
+pub const OUTBOX_SPACE_BYTES_MIN: u64 = 1 << 20;
+/// More than any host has, and little enough that no sum overflows.
+pub const OUTBOX_SPACE_BYTES_MAX: u64 = 1 << 46;
+
+/// That an outbox can have this space.
+///
+/// # Errors
+/// A sentence that says what is wrong and what would be right.
+pub fn check_outbox_space(bytes: u64) -> Result<(), String> {
+    match bytes {
+        ..OUTBOX_SPACE_BYTES_MIN => Err("an outbox has at least 1M".into()),
+        OUTBOX_SPACE_BYTES_MIN..=OUTBOX_SPACE_BYTES_MAX => Ok(()),
+        _ => Err("an outbox has at most 64T".into()),
+    }
+}
 
 /// What a size follows that the daemon chooses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,6 +169,20 @@ pub struct OutboxTerm {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes() {
+        let check = |bytes: u64, part: &str| {
+            let said = check_outbox_space(bytes).err().unwrap_or_default();
+            assert!(if part.is_empty() { said.is_empty() } else { said.contains(part) }, "{bytes}: {said}");
+        };
+        check(0, "at least 1M");
+        check(OUTBOX_SPACE_BYTES_MIN - 1, "at least 1M");
+        check(OUTBOX_SPACE_BYTES_MIN, "");
+        check(OUTBOX_SPACE_BYTES_MAX, "");
+        check(OUTBOX_SPACE_BYTES_MAX + 1, "at most 64T");
+        check(u64::MAX, "at most 64T");
+    }
 
     #[test]
     fn patches_that_contradict_themselves_are_refused() {
