@@ -317,7 +317,9 @@ impl Leg<'_> {
             guest.line("watching")?;
             let space_mib = if time % 2 == 0 { 2 * SPACE_MIB } else { SPACE_MIB };
             let asked = Instant::now();
-            client.set_outbox(VM, space_mib << 20).context("give the outbox another space")?;
+            client
+                .set_outbox(VM, &pagoda_api::OutboxPatch::space(space_mib << 20))
+                .context("give the outbox another space")?;
             guest.line("resized")?;
             resizes_ms.push(asked.elapsed().as_secs_f64() * 1e3);
             let (lines, _) = guest.end(&watch)?;

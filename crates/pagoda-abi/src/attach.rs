@@ -45,6 +45,8 @@
 //! | 33 Map | shim of a mapper | seq u64, region u32, pad u32, offset u64, len u64, addr u64 | - | Mapped |
 //! | 34 Unmap | shim of a mapper | as Map | - | - |
 //! | 35 Mapped | daemon | seq u64, errno u32 | - | - |
+//! | 40 Jobs | daemon, on a control connection | seq u64, after u64 | - | JobsEnded with jobs of larger numbers than `after` |
+//! | 41 JobsEnded | `pagoda-outbox` | seq u64, u64 x 11, in the order of [`OutboxCounts`], count u32, pad u32, {u64 x 6, in the order of [`OutboxJob`], mode u32, priority u32, job\[32\], destination\[32\]} x count | - | - |
 //!
 //! A connection starts with Fetch, Ram, Prepare, Hello, Calls, Outbox or Mapper. Fetch gives the monitor's socket to the command, Ram the
 //! RAM files to the shim: only a process with the shim in it can have RAM, and only one, once. After Welcome to Hello it is the *agent* connection: the
@@ -58,7 +60,9 @@
 //! without access. Own has it move a part of that second mapping into the template's place, if the order still stands
 //! ([`crate::shared`]); Owned comes when it does so, or does not.
 //! The process of a VM's outbox proves by a token of its own which one it is, and gets a socket that whichever daemon there is
-//! connects to: a control connection. On it the process says nothing but one Figures to each Look or SetSpace.
+//! connects to: a control connection. On it the process says nothing but one Figures to each Look or SetSpace, and one JobsEnded to
+//! each Jobs. One that does not know Jobs breaks the connection: the daemon does not ask that process again, and knows no jobs of it.
+//! A process whose daemon asks for no jobs keeps the last of them, and loses the others.
 //! A *mapper* is another process that maps a VM's RAM and has the shim in it, such as that of an outbox (docs/mappers.md). It says Mapper
 //! before it opens anything, and gets a socket that whichever daemon there is connects to. On each such connection it says Maps first:
 //! its userfaultfd, and what it maps. It may be a child of the process that said Mapper; one such child at a time maps RAM. A new mapping has no access until the daemon has answered Map with Mapped and no error. Zap,
@@ -73,7 +77,7 @@ mod outbox;
 mod text;
 
 pub use self::mapper::{LentFile, LentMap, MAPS_MAX, Maps};
-pub use self::outbox::OutboxFigures;
+pub use self::outbox::{JOBS_MAX, LABEL_BYTES, OutboxCounts, OutboxFigures, OutboxJob};
 pub use self::text::{REFUSED_TEXT_MAX, Text};
 use crate::{ABI_VERSION, REGIONS_MAX, Token, UFFDS_MAX};
 
@@ -240,6 +244,8 @@ pub enum Packet {
     Map { seq: u64, map: LentMap },
     Unmap { seq: u64, map: LentMap },
     Mapped { seq: u64, errno: u32 },
+    Jobs { seq: u64, after: u64 },
+    JobsEnded { seq: u64, counts: OutboxCounts, jobs: List<OutboxJob, JOBS_MAX> },
 }
 
 /// Why a packet could not be read.
@@ -300,6 +306,11 @@ impl Encoded {
         self.put(&value.to_le_bytes());
     }
 
+    fn numbered(&mut self, number: u64, value: u32) {
+        self.u64(number);
+        self.u32(value);
+    }
+
     fn words<const N: usize>(&mut self, words: [u64; N]) {
         words.into_iter().for_each(|word| self.u64(word));
     }
@@ -313,6 +324,20 @@ impl Encoded {
         self.u32(map.region);
         self.u32(0);
         self.words([map.offset, map.len, map.addr]);
+    }
+
+    fn jobs(&mut self, seq: u64, counts: &OutboxCounts, jobs: &List<OutboxJob, JOBS_MAX>) {
+        self.u64(seq);
+        self.words(counts.to_words());
+        self.u32(jobs.len as u32);
+        self.u32(0);
+        for job in jobs.as_slice() {
+            self.words(job.to_words());
+            self.u32(u32::from(job.is_on_close));
+            self.u32(job.priority);
+            self.put(&job.id);
+            self.put(&job.destination);
+        }
     }
 
     fn ranges(&mut self, seq: u64, ranges: &Ranges) {
@@ -385,6 +410,22 @@ impl Reader<'_> {
         self.take().map(Token)
     }
 
+    fn jobs(&mut self) -> Result<List<OutboxJob, JOBS_MAX>, DecodeError> {
+        let count = self.count(JOBS_MAX)?;
+        self.u32()?;
+        let mut jobs = List::default();
+        for _ in 0..count {
+            let words = self.words()?;
+            let is_on_close = match self.u32()? {
+                0 => false,
+                1 => true,
+                _ => return Err(DecodeError::Value),
+            };
+            jobs.push(OutboxJob::new(words, is_on_close, self.u32()?, self.take()?, self.take()?));
+        }
+        Ok(jobs)
+    }
+
     fn ranges(&mut self) -> Result<(u64, Ranges), DecodeError> {
         let seq = self.u64()?;
         let count = self.count(RANGES_MAX)?;
@@ -435,6 +476,8 @@ impl Packet {
             Packet::Map { .. } => 33,
             Packet::Unmap { .. } => 34,
             Packet::Mapped { .. } => 35,
+            Packet::Jobs { .. } => 40,
+            Packet::JobsEnded { .. } => 41,
         }
     }
 
@@ -498,18 +541,13 @@ impl Packet {
             Packet::Clock { seq } | Packet::Clocked { seq } | Packet::Discarded { seq } | Packet::Look { seq } => {
                 out.u64(*seq);
             }
-            Packet::SetSpace { seq, bytes } => out.words([*seq, *bytes]),
+            Packet::SetSpace { seq, bytes: value } | Packet::Jobs { seq, after: value } => out.words([*seq, *value]),
             Packet::Figures { seq, figures } => out.figures(*seq, *figures),
+            Packet::JobsEnded { seq, counts, jobs } => out.jobs(*seq, counts, jobs),
             Packet::Foreign { reason } => out.u32(reason.to_u32()),
             Packet::Folios { large } => out.u32(u32::from(*large)),
-            Packet::Gate { seq, open } | Packet::Gated { seq, open } => {
-                out.u64(*seq);
-                out.u32(u32::from(*open));
-            }
-            Packet::Owned { order: seq, errno } | Packet::Mapped { seq, errno } => {
-                out.u64(*seq);
-                out.u32(*errno);
-            }
+            Packet::Gate { seq, open } | Packet::Gated { seq, open } => out.numbered(*seq, u32::from(*open)),
+            Packet::Owned { order: seq, errno } | Packet::Mapped { seq, errno } => out.numbered(*seq, *errno),
             Packet::Lent { flags, slot, files } => {
                 out.u32(*flags);
                 out.u32(*slot);
@@ -628,6 +666,13 @@ impl Packet {
                 Packet::Own { order, region, offset, len }
             }
             25 => Packet::Owned { order: r.u64()?, errno: r.u32()? },
+            kind => return Packet::decode_of_outbox(kind, r),
+        })
+    }
+
+    /// The same of a packet on the connections of an outbox's process.
+    fn decode_of_outbox(kind: u16, r: &mut Reader<'_>) -> Result<Packet, DecodeError> {
+        Ok(match kind {
             26 => Packet::Outbox { token: r.token()? },
             27 => Packet::Look { seq: r.u64()? },
             28 => Packet::SetSpace { seq: r.u64()?, bytes: r.u64()? },
@@ -641,132 +686,12 @@ impl Packet {
             33 => Packet::Map { seq: r.u64()?, map: r.map()? },
             34 => Packet::Unmap { seq: r.u64()?, map: r.map()? },
             35 => Packet::Mapped { seq: r.u64()?, errno: r.u32()? },
+            40 => Packet::Jobs { seq: r.u64()?, after: r.u64()? },
+            41 => Packet::JobsEnded { seq: r.u64()?, counts: OutboxCounts::of_words(r.words()?), jobs: r.jobs()? },
             _ => return Err(DecodeError::Value),
         })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn full<T: Copy + Default, const N: usize>(item: T) -> List<T, N> {
-        let mut list = List::default();
-        while list.push(item) {}
-        list
-    }
-
-    fn samples() -> Vec<Packet> {
-        let token = Token(*b"0123456789abcdef");
-        let range = Range { addr: 0x7f00_0000_0000, len: 1 << 20 };
-        let map = LentMap { region: 1, offset: 0xc_0000, len: 1 << 30, addr: 0x7f00_0000_1000 };
-        vec![
-            Packet::Fetch { token },
-            Packet::Fetched { monitor: true, lens: full(1 << 30) },
-            Packet::Prepare { token },
-            Packet::Prepared { uffds: 3, flags: PREPARED_DEVICE | FLAG_HUGE },
-            Packet::Hello {
-                token,
-                pid: 77,
-                regions: full(Region { addr: 1 << 40, len: 1 << 30 }),
-                shards: full(Shard { region: 7, offset: 1 << 21, len: 1 << 22 }),
-            },
-            Packet::Welcome { flags: FLAG_HUGE },
-            Packet::Refused { text: Text::new(&"é".repeat(2000)) },
-            Packet::Zap { seq: 9, ranges: full(range) },
-            Packet::Zapped { seq: 9, epoch: u64::MAX, errno: 22 },
-            Packet::Collapse { seq: 10, ranges: Ranges::default() },
-            Packet::Collapsed { seq: 10, errno: 11, done: 5 },
-            Packet::Clock { seq: 11 },
-            Packet::Clocked { seq: 11 },
-            Packet::Foreign { reason: ForeignReason::DmaMapped },
-            Packet::Calls { token },
-            Packet::Discard { seq: 12, region: 1, offset: 4096, len: 8192 },
-            Packet::Discarded { seq: 12 },
-            Packet::Folios { large: true },
-            Packet::Split { seq: 13, ranges: full(range) },
-            Packet::Join { seq: 14, ranges: full(range) },
-            Packet::Ram { token },
-            Packet::Gate { seq: 15, open: true },
-            Packet::Gated { seq: 15, open: false },
-            Packet::Own { order: 16, region: 1, offset: 1 << 20, len: 1 << 20 },
-            Packet::Owned { order: 16, errno: 12 },
-            Packet::Outbox { token },
-            Packet::Look { seq: 17 },
-            Packet::SetSpace { seq: 18, bytes: 1 << 40 },
-            Packet::Figures { seq: 18, figures: OutboxFigures::of_words([1, 2, 3, 4, 5, 6, 7, 8, 9, u64::MAX]) },
-            Packet::Mapper { token },
-            Packet::Lent {
-                flags: PREPARED_DEVICE,
-                slot: 3,
-                files: full(LentFile { dev: 1, ino: u64::MAX, len: 1 << 40 }),
-            },
-            Packet::Maps { pid: 77, maps: full(map) },
-            Packet::Map { seq: 19, map },
-            Packet::Unmap { seq: 20, map },
-            Packet::Mapped { seq: 19, errno: 12 },
-        ]
-    }
-
-    #[test]
-    fn every_packet_reads_as_written_and_largest_packets_fit() {
-        for packet in samples() {
-            assert_eq!(Packet::decode(packet.encode().as_bytes()), Ok(packet));
-        }
-    }
-
-    #[test]
-    fn a_cut_or_padded_packet_is_refused() {
-        for packet in samples() {
-            let bytes = packet.encode();
-            let bytes = bytes.as_bytes();
-            for cut in 0..bytes.len() {
-                assert!(Packet::decode(&bytes[..cut]).is_err(), "{packet:?} cut to {cut}");
-            }
-            let mut longer = bytes.to_vec();
-            longer.push(0);
-            assert_eq!(Packet::decode(&longer), Err(DecodeError::Length));
-        }
-    }
-
-    /// Every byte in turn, as a peer might set it: what is taken at all is a packet that reads as written.
-    #[test]
-    fn a_damaged_packet_is_refused_or_a_whole_other_one() {
-        let (mut refused, mut taken) = (0, 0);
-        for packet in samples() {
-            let bytes = packet.encode().as_bytes().to_vec();
-            for (at, byte) in bytes.iter().enumerate() {
-                for other in [0, 1, 0x7f, 0x80, 0xff, byte ^ 1, byte.wrapping_add(1)] {
-                    let mut damaged = bytes.clone();
-                    damaged[at] = other;
-                    match Packet::decode(&damaged) {
-                        Ok(packet) => {
-                            taken += 1;
-                            assert_eq!(Packet::decode(packet.encode().as_bytes()), Ok(packet), "{at} {other}");
-                        }
-                        Err(_) => refused += 1,
-                    }
-                }
-            }
-        }
-        assert!(refused > 0 && taken > 0);
-    }
-
-    #[test]
-    fn counts_above_their_cap_are_refused() {
-        let mut bytes = Packet::Zap { seq: 1, ranges: Ranges::default() }.encode().as_bytes().to_vec();
-        bytes[16..20].copy_from_slice(&(RANGES_MAX as u32 + 1).to_le_bytes());
-        assert_eq!(Packet::decode(&bytes), Err(DecodeError::Value));
-    }
-
-    #[test]
-    fn a_stranger_and_another_version_are_told_apart() {
-        let bytes = Packet::Clock { seq: 1 }.encode().as_bytes().to_vec();
-        let mut stranger = bytes.clone();
-        stranger[0] = b'X';
-        assert_eq!(Packet::decode(&stranger), Err(DecodeError::Magic));
-        let mut newer = bytes;
-        newer[4] = 99;
-        assert_eq!(Packet::decode(&newer), Err(DecodeError::Version(99)));
-    }
-}
+mod tests;

@@ -47,6 +47,7 @@
 //! | `GET /v1/outboxes` | | [`OutboxList`] |
 //! | `GET /v1/outboxes/NAME` | | [`OutboxInfo`] |
 //! | `PATCH /v1/outboxes/NAME` | [`OutboxPatch`] | [`OutboxInfo`] |
+//! | `GET /v1/outboxes/NAME/explain` | | [`OutboxExplanation`] |
 //! | `GET /metrics` | | Prometheus text |
 //!
 //! NAME and VM have `%XX` for what is no ASCII letter or digit, `.`, `_` or `-` ([`vm_file_name`]).

@@ -17,6 +17,7 @@ mod launch;
 mod moves;
 mod name;
 mod outbox;
+mod outbox_size;
 mod policy;
 mod remote;
 mod sampling;
@@ -49,9 +50,10 @@ pub use moves::{
     MoveSplit, MoveStatus, RemoteFate,
 };
 pub use name::{VM_FILE_NAME_LEN_MAX, check_vm_name, vm_file_name};
-pub use outbox::{
-    OUTBOX_SPACE_BYTES_MAX, OUTBOX_SPACE_BYTES_MIN, OutboxFigures, OutboxInfo, OutboxList, OutboxPatch, OutboxState,
-    check_outbox_space,
+pub use outbox::{OutboxFigures, OutboxInfo, OutboxList, OutboxState};
+pub use outbox_size::{
+    OUTBOX_SPACE_BYTES_MAX, OUTBOX_SPACE_BYTES_MIN, OutboxAuto, OutboxExplanation, OutboxJob, OutboxPatch,
+    OutboxProfile, OutboxTerm, check_outbox_space,
 };
 pub use policy::{
     AdmitReply, AdmitRequest, HostPatch, HostPolicy, Mrc, MrcPoint, VmPolicy, WhatIfReply, WhatIfRequest,

@@ -30,6 +30,7 @@ pub mod pi;
 pub mod pressure;
 pub mod profile;
 pub mod rls;
+pub mod round;
 pub mod settings;
 pub mod simulate;
 pub mod slo;

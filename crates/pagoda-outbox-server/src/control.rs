@@ -1,4 +1,4 @@
-//! The daemon's side: figures, and another size for the space.
+//! The daemon's side: figures, jobs, and another size for the space.
 //!
 //! The daemon made a listening socket in a directory of its own, and gives it to this process before that leaves the host; so
 //! whichever daemon there is later finds it by its path, and nobody else can connect. Packets are those of
@@ -85,6 +85,10 @@ fn answer(outbox: &Outbox, packet: &Packet) -> Packet {
             outbox.resize(bytes);
             Packet::Figures { seq, figures: outbox.figures() }
         }
+        Packet::Jobs { seq, after } => {
+            let (counts, jobs) = outbox.jobs(after);
+            Packet::JobsEnded { seq, counts, jobs }
+        }
         Packet::SetSpace { .. } => Packet::Refused { text: Text::new("a space has at least a page") },
         _ => Packet::Refused { text: Text::new("this is asked on another connection") },
     }
@@ -125,6 +129,11 @@ mod tests {
             assert!(matches!(asked(&daemon, bad), Packet::Refused { .. }), "{bad:?}");
         }
         assert_eq!(outbox.figures().space, 2 << 20);
+        let Packet::JobsEnded { seq: 10, counts, jobs } = asked(&daemon, Packet::Jobs { seq: 10, after: u64::MAX })
+        else {
+            panic!()
+        };
+        assert_eq!((counts.oldest, counts.last, jobs.as_slice().len()), (1, 0, 0));
         // The next daemon, whose connection waits until this one is gone.
         let next = Connection::connect(&path).unwrap();
         next.send(&Packet::Look { seq: 1 }, &[]).unwrap();

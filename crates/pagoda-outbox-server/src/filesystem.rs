@@ -94,6 +94,9 @@ impl GuestFiles {
             self.space().release(handle).map_err(error)?;
             return Err(refused);
         }
+        if access == Access::Write {
+            self.0.job_opened(ino);
+        }
         // No copy in the guest's page cache: each byte is in memory once.
         Ok((Some(handle.0), OpenOptions::DIRECT_IO))
     }
@@ -210,7 +213,12 @@ impl FileSystem for GuestFiles {
             _ => return refused(libc::EINVAL),
         };
         let from = (Ino(olddir), oldname.to_bytes());
-        let done = self.space().rename(from, (Ino(newdir), newname.to_bytes()), replace, now());
+        let to = (Ino(newdir), newname.to_bytes());
+        let done = self.space().rename(from, to, replace, now());
+        let renamed = self.space().lookup(to.0, to.1);
+        if let (Ok(()), Ok(renamed)) = (done, renamed) {
+            self.0.job_settled(renamed.ino);
+        }
         self.0.settle();
         done.map_err(error)
     }
@@ -245,7 +253,13 @@ impl FileSystem for GuestFiles {
         };
         // Under the same lock: a reader never sees the file before it has its writer, or it would be told that this is all.
         match space.open_by(made.ino, access, NOW.get().number) {
-            Ok(handle) => Ok((entry(&made), Some(handle.0), OpenOptions::DIRECT_IO)),
+            Ok(handle) => {
+                drop(space);
+                if access == Access::Write {
+                    self.0.job_opened(made.ino);
+                }
+                Ok((entry(&made), Some(handle.0), OpenOptions::DIRECT_IO))
+            }
             Err(refusal) => {
                 space.unlink(Ino(parent), name.to_bytes(), Kind::File, now()).map_err(error)?;
                 Err(error(refusal))
@@ -304,8 +318,9 @@ impl FileSystem for GuestFiles {
         refused(libc::EOPNOTSUPP)
     }
 
-    fn release(&self, _: Context, _: u64, _: u32, handle: u64, _: bool, _: bool, _: Option<u64>) -> io::Result<()> {
+    fn release(&self, _: Context, inode: u64, _: u32, handle: u64, _: bool, _: bool, _: Option<u64>) -> io::Result<()> {
         let done = self.space().release(HandleId(handle));
+        self.0.job_settled(Ino(inode));
         self.0.settle();
         done.map_err(error)
     }

@@ -20,6 +20,7 @@ mod filesystem;
 mod guest;
 mod http;
 mod inflight;
+mod jobs;
 mod journal;
 mod keeper;
 mod left;

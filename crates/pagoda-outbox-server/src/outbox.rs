@@ -14,7 +14,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant, SystemTime};
 
 use pagoda_abi::attach::OutboxFigures;
-use pagoda_outbox::{HandleId, Ino, Next, ReaderId, Reclaim, ReclaimKind, Refusal, Space, Time};
+use pagoda_outbox::{HandleId, Ino, Meter, Next, ReaderId, Reclaim, ReclaimKind, Refusal, Space, Time};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 
 use crate::errno::error;
@@ -44,9 +44,12 @@ pub struct Outbox {
     waiting: Mutex<usize>,
     /// How long writes have waited for room, summed over writes, in microseconds.
     blocked_us: AtomicU64,
+    /// Writes that got no space.
+    refused_writes: AtomicU64,
+    meter: Mutex<Meter>,
+    began: Instant,
     /// How long a write may wait for room.
     block_max: Duration,
-    began: Instant,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -105,8 +108,10 @@ impl Outbox {
             wakers: Mutex::default(),
             waiting: Mutex::new(0),
             blocked_us: AtomicU64::new(0),
-            block_max,
+            refused_writes: AtomicU64::new(0),
+            meter: Mutex::default(),
             began: Instant::now(),
+            block_max,
         }
     }
 
@@ -119,6 +124,26 @@ impl Outbox {
 
     pub fn space(&self) -> Locked<'_> {
         Locked::new(lock(&self.space))
+    }
+
+    /// Since this began.
+    pub fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    pub fn meter(&self) -> Meter {
+        *lock(&self.meter)
+    }
+
+    pub fn refused_writes(&self) -> u64 {
+        self.refused_writes.load(Ordering::Relaxed)
+    }
+
+    /// Takes down who waits for what from now on: after each change of it, or times count for the state before.
+    pub fn observe(&self) {
+        let readers = self.space().busy_readers();
+        let waits = *lock(&self.waiting) > 0;
+        lock(&self.meter).observe(self.began.elapsed().as_micros() as u64, readers, waits);
     }
 
     /// Gives the space another size. Below what is used: what was delivered goes ([`Self::give_back_excess`]), and nothing is
@@ -203,11 +228,15 @@ impl Outbox {
                 }
                 Err(refusal @ (Refusal::Full | Refusal::Busy)) => {
                     let deadline = *deadline.get_or_insert_with(|| Instant::now() + self.block_max);
-                    match self.wait_for_room(length - done, deadline) {
-                        Waited::Again => continue,
-                        Waited::TooLong if done > 0 => break,
-                        Waited::TooLong => return Err(error(refusal)),
+                    let waited = self.wait_for_room(ino, length - done, deadline);
+                    if waited == Waited::Again {
+                        continue;
                     }
+                    self.refused_writes.fetch_add(1, Ordering::Relaxed);
+                    if done > 0 {
+                        break;
+                    }
+                    return Err(error(refusal));
                 }
                 Err(_) if done > 0 => break,
                 Err(refusal) => return Err(error(refusal)),
@@ -233,7 +262,7 @@ impl Outbox {
         self.settle();
     }
 
-    fn wait_for_room(&self, want: u64, deadline: Instant) -> Waited {
+    fn wait_for_room(&self, ino: Ino, want: u64, deadline: Instant) -> Waited {
         if self.reclaim(want.max(RECLAIM_BYTES_MIN)) {
             return Waited::Again;
         }
@@ -248,10 +277,14 @@ impl Outbox {
             }
             *waiting += 1;
         }
+        self.observe();
         let began = Instant::now();
         self.space().wait(&self.room, WAIT_SLICE.min(left));
-        self.blocked_us.fetch_add(began.elapsed().as_micros() as u64, Ordering::Relaxed);
+        let waited_us = began.elapsed().as_micros() as u64;
+        self.space().job_waited(ino, waited_us);
+        self.blocked_us.fetch_add(waited_us, Ordering::Relaxed);
         *lock(&self.waiting) -= 1;
+        self.observe();
         Waited::Again
     }
 
@@ -294,6 +327,7 @@ impl Outbox {
     /// After something has changed that others wait for.
     pub fn settle(&self) {
         self.reclaim(0);
+        self.observe();
         lock(&self.wakers).drain(..).for_each(Waker::wake);
         self.room.notify_all();
     }
@@ -347,6 +381,7 @@ impl Outbox {
             // What came before the waker was there woke nobody.
             next = self.space().next(reader, max).map_err(error)?;
         }
+        self.observe();
         Ok(match next {
             Next::Bytes { offset, length } => {
                 let memory = self.existing_memory(ino).ok_or_else(|| error(Refusal::NotFound))?;
@@ -379,6 +414,7 @@ impl Outbox {
         change(&mut space);
         let excess = space.excess();
         drop(space);
+        self.observe();
         self.reclaim(excess);
         self.room.notify_all();
     }

@@ -16,8 +16,10 @@
 mod codec;
 mod content;
 mod delivery;
+mod jobs;
 pub mod journal;
 pub mod limits;
+mod meter;
 mod node;
 mod pace;
 mod policy;
@@ -30,6 +32,8 @@ mod xattrs;
 
 pub use self::codec::Damaged;
 pub use self::content::State;
+pub use self::jobs::{EndedJob, JobCounts, Jobs, Labels};
+pub use self::meter::Meter;
 pub use self::node::{Attributes, Ino, Kind, NewNode, Owner, ROOT, Time};
 pub use self::pace::Pace;
 pub use self::policy::{Mode, Policy, Ttl};

@@ -27,6 +27,11 @@ pub const READERS_MAX: usize = 256;
 /// Pieces that deliveries of a file consist of. What a further piece would add is not noted, so memory stays longer.
 pub const DELIVERED_PIECES_MAX: usize = 64;
 
+/// Jobs that have ended and are kept for the daemon, which asks every second. What it has not asked for until then is lost.
+pub const JOBS_KEPT_MAX: usize = 1024;
+/// Bytes of a job's label that are kept.
+pub const LABEL_BYTES_MAX: usize = 32;
+
 /// Memory is given out and taken back in pages of this size.
 pub const PAGE_BYTES: u64 = 4096;
 

@@ -70,6 +70,10 @@ impl Readers {
         self.readers.len()
     }
 
+    pub fn all(&self) -> impl Iterator<Item = &Reader> {
+        self.readers.values()
+    }
+
     /// What the slowest reader of a file has acknowledged.
     pub fn slowest(&self, ino: Ino) -> Option<u64> {
         self.readers.values().filter(|reader| reader.ino == ino).map(|reader| reader.acknowledged).min()

@@ -2,6 +2,7 @@
 
 mod expiry;
 mod files;
+mod jobs;
 pub(crate) mod saved;
 mod transmission;
 
@@ -10,6 +11,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::content::Content;
+use crate::jobs::Jobs;
 use crate::node::{Body, Ino, Time};
 use crate::readers::Readers;
 use crate::refusal::Refusal;
@@ -107,6 +109,7 @@ pub struct Space {
     readers: Readers,
     /// Nodes that went, with memory that is still to be given back.
     dropped: Vec<Reclaim>,
+    jobs: Jobs,
     refused_changes: u64,
     /// Of files that have none of their own; `None`: they stay.
     default_ttl: Option<Duration>,
@@ -129,6 +132,7 @@ impl Space {
             next_handle: 1,
             readers: Readers::default(),
             dropped: Vec::new(),
+            jobs: Jobs::default(),
             refused_changes: 0,
             default_ttl: None,
             expired: 0,
@@ -258,6 +262,7 @@ impl Space {
     pub fn abandon(&mut self, now: Time) {
         self.noted.handles.extend(self.handles.keys());
         self.handles.clear();
+        self.jobs.all_gone();
         for ino in self.tree.inos() {
             let Ok(node) = self.tree.node_mut(ino) else { continue };
             node.handles = 0;

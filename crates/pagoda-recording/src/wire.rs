@@ -3,7 +3,7 @@
 use pagoda_core::chance::mix;
 use pagoda_core::policy::changes::Changes;
 use pagoda_core::policy::host::HostMemory;
-use pagoda_core::policy::round::{EngineReport, HostReport, Outcome, VmReport, VmRoundParts, VmmKind};
+use pagoda_core::policy::round::{Elastic, EngineReport, HostReport, Outcome, VmReport, VmRoundParts, VmmKind};
 use pagoda_core::policy::settings::{MEMORY_MAX, Rates, Sampling, Thresholds, VMS_MAX};
 use pagoda_core::policy::{
     Balloon, HostSettings, Overhead, PerMille, Plan, PolicyStatus, Run, SampleCount, ShareGroup, Shares, TaxRate, VmId,
@@ -102,6 +102,13 @@ pub(crate) struct Memory {
     outboxes: u64,
     #[serde(default, skip_serializing_if = "is_zero")]
     outboxes_held: u64,
+    /// Of those whose size follows an SLO: what they are to have, at least, and what the pool keeps for them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    elastic_spaces: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    elastic_mins: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    elastic_charged: u64,
 }
 
 fn is_zero(value: &u64) -> bool {
@@ -355,6 +362,9 @@ impl Round {
                 templates: host.templates.0,
                 outboxes: host.outboxes.0,
                 outboxes_held: host.outboxes_held.0,
+                elastic_spaces: host.elastic.spaces.0,
+                elastic_mins: host.elastic.mins.0,
+                elastic_charged: host.elastic.charged.0,
             },
             set: Set::new(changes),
             vms: vms.iter().map(Vm::new).collect(),
@@ -367,7 +377,8 @@ impl Round {
         if self.vms.len() > VMS_MAX || self.set.vms.len() > VMS_MAX {
             return Err(format!("there are more VMs than the {VMS_MAX} of a host"));
         }
-        let Memory { total, available, stalled, available_min, templates, outboxes, outboxes_held } = self.memory;
+        let Memory { total, available, stalled, available_min, templates, outboxes, outboxes_held, .. } = self.memory;
+        let Memory { elastic_spaces, elastic_mins, elastic_charged, .. } = self.memory;
         let bytes = |what, value| number(what, value).map(Bytes);
         let host = HostReport {
             now_ms: number("now_ms", self.now_ms)?,
@@ -376,6 +387,11 @@ impl Round {
             templates: number("templates", templates).map(PageCount)?,
             outboxes: number("outboxes", outboxes).map(PageCount)?,
             outboxes_held: number("outboxes_held", outboxes_held).map(PageCount)?,
+            elastic: Elastic {
+                spaces: number("elastic_spaces", elastic_spaces).map(PageCount)?,
+                mins: number("elastic_mins", elastic_mins).map(PageCount)?,
+                charged: number("elastic_charged", elastic_charged).map(PageCount)?,
+            },
         };
         let vm = |vm: &Vm| vm.read().map_err(|bad| format!("VM {}: {bad}", vm.id));
         let vms = self.vms.iter().map(vm).collect::<Result<_, Bad>>()?;

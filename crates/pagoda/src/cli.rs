@@ -30,7 +30,7 @@ pub use self::drain::HostDrain;
 pub use self::hosts::HostTrust;
 pub use self::moves::{MoveVm, Moves, OneMove};
 pub use self::on_crash::{CrashOptions, OnCrash};
-pub use self::outbox::OutboxOptions;
+pub use self::outbox::{OutboxOptions, SpaceChoice};
 pub use self::outboxes::Outboxes;
 pub use self::pace::Pace;
 pub use self::policy::{Admit, HostSet, SamplingOptions, WhatIf};
@@ -195,8 +195,8 @@ pub struct Run {
 /// the DRAM saved by that; MCTLSZ is what the guest has given up to its balloon, MCTLTGT what it should give up;
 /// SWCUR is what is only in swap, SWR/s and SWW/s are MiB read from and written to it. ZERO is what is nowhere
 /// because it is all zero, FLT/s is page faults answered, and P50 and P99 are microseconds per fault of the slowest
-/// cause since the VM started. If a VM has an outbox, OUTSZ is its space, OUTUSE what of it is used, and TX/s MiB that clients have
-/// acknowledged.
+/// cause since the VM started. If a VM has an outbox, OUTSZ is its space, OUTUSE what of it is used, TX/s MiB that clients have
+/// acknowledged, BLOCK% the part of the last period in which a writer waited for room, and SLO whether its SLO can be kept.
 ///
 /// Above stand the host's state (high, soft, hard, low, by free memory) and the sums over all VMs. A narrow terminal
 /// shows the most important columns. Keys: up and down choose a VM whose faults are shown by cause, q quits.
@@ -382,7 +382,10 @@ mod tests {
         check("pagoda vm move a --to b --on-timeout abort", ErrorKind::MissingRequiredArgument);
         check("pagoda vm move a --to b --dry-run --detach", ErrorKind::ArgumentConflict);
         check("pagoda moves show", ErrorKind::MissingRequiredArgument);
-        check("pagoda outbox set a", ErrorKind::MissingRequiredArgument);
+        check("pagoda outbox set", ErrorKind::MissingRequiredArgument);
+        check("pagoda outbox set a --space often", ErrorKind::ValueValidation);
+        check("pagoda outbox set a --weight heavy", ErrorKind::ValueValidation);
+        check("pagoda run --outbox-slo 1 -- qemu", ErrorKind::MissingRequiredArgument);
         check("pagoda outbox set a --space 1K", ErrorKind::ValueValidation);
         check("pagoda outbox show", ErrorKind::MissingRequiredArgument);
         check("pagoda trace record", ErrorKind::MissingRequiredArgument);

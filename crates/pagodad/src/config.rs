@@ -6,6 +6,7 @@
 mod file;
 mod hosts;
 mod moves;
+mod outbox;
 mod policy;
 mod snapshots;
 mod values;
@@ -173,6 +174,8 @@ pub struct Config {
     pub snapshots: SnapshotsConfig,
     pub hosts: HostsConfig,
     pub moves: MovesConfig,
+    /// How often the sizes of outboxes that follow an SLO are looked at.
+    pub outbox_period: Duration,
     /// Where the memory policy is configured; `None`: in the file of the system, if it is there.
     pub file: Option<PathBuf>,
     pub policy: PolicyConfig,
@@ -226,6 +229,7 @@ impl Config {
             snapshots: SnapshotsConfig::resolve(file.snapshots, &state_dir)?,
             hosts: HostsConfig::resolve(file.hosts, &state_dir)?,
             moves: MovesConfig::resolve(file.moves)?,
+            outbox_period: outbox::period(&file.outbox)?,
             state_dir,
             swap_dir,
             pool_dir,

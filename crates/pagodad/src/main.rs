@@ -119,6 +119,8 @@ fn run(config: Config) -> Result<()> {
         }
     })?;
     registry.watch_outboxes();
+    let sizing = Arc::clone(&registry);
+    start("outbox-sizes", move || outboxes::sizes::run(&sizing))?;
     let settling = Arc::clone(&registry);
     start("disks", move || settling.settle_disks())?;
     start("images", move || counting.images.run(&|image| counting.image_is_filled(image)))?;

@@ -22,8 +22,8 @@ use prometheus_client::registry::Registry;
 
 use self::catalogue::{
     ACTIVE, AUTOSNAPSHOT, BALLOON, FAULT_LATENCY, HOST, HOST_INFO, HOST_POLICY, HOST_SNAPSHOTS, HOST_STATE, MOVE,
-    OUTBOX, OUTBOX_FIGURES, POLICY, PROCESS, REMOTE, REMOTE_LATENCY, REMOTE_SERVER, ROUND_WAIT, Row, SNAPSHOTS, STATUS,
-    TARGET, TIER, TIER_LATENCY, VM, VM_INFO, VM_STATE,
+    OUTBOX, OUTBOX_FIGURES, OUTBOX_PROFILE, POLICY, PROCESS, REMOTE, REMOTE_LATENCY, REMOTE_SERVER, ROUND_WAIT, Row,
+    SNAPSHOTS, STATUS, TARGET, TIER, TIER_LATENCY, VM, VM_INFO, VM_STATE,
 };
 pub use self::value::ProcessInfo;
 use self::value::Value;
@@ -75,6 +75,9 @@ pub fn catalogue_table() -> String {
     for Row { def, .. } in OUTBOX_FIGURES {
         row(&format!("pagoda_vm_outbox_{}", def.name), def.kind, "vm", def.unit, def.help);
     }
+    for Row { def, .. } in OUTBOX_PROFILE {
+        row(&format!("pagoda_vm_outbox_{}", def.name), def.kind, "vm", def.unit, def.help);
+    }
     for Row { def, .. } in POLICY {
         row(&format!("pagoda_vm_{}", def.name), def.kind, "vm", def.unit, def.help);
     }
@@ -121,6 +124,27 @@ struct Snapshot {
     process: ProcessInfo,
 }
 
+impl Snapshot {
+    /// Of VMs with an outbox.
+    fn encode_outboxes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        for Row { def, value } in OUTBOX {
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.outbox.as_ref()?))));
+            encode_metric(encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
+        }
+        for Row { def, value } in OUTBOX_FIGURES {
+            let figures = |vm: &VmInfo| vm.outbox.as_ref()?.figures;
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(&figures(vm)?))));
+            encode_metric(encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
+        }
+        for Row { def, value } in OUTBOX_PROFILE {
+            let profile = |vm: &VmInfo| vm.outbox.as_ref()?.profile.clone();
+            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(&*profile(vm)?))));
+            encode_metric(encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
+        }
+        Ok(())
+    }
+}
+
 impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for def in CATALOGUE {
@@ -143,15 +167,7 @@ impl Collector for Snapshot {
             let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.moving.as_deref()?))));
             encode_metric(&mut encoder, &format!("pagoda_vm_move_{}", def.name), *def, values)?;
         }
-        for Row { def, value } in OUTBOX {
-            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.outbox.as_ref()?))));
-            encode_metric(&mut encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
-        }
-        for Row { def, value } in OUTBOX_FIGURES {
-            let figures = |vm: &VmInfo| vm.outbox.as_ref()?.figures;
-            let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(&figures(vm)?))));
-            encode_metric(&mut encoder, &format!("pagoda_vm_outbox_{}", def.name), *def, values)?;
-        }
+        self.encode_outboxes(&mut encoder)?;
         for Row { def, value } in POLICY {
             let values = self.vms.iter().map(|vm| (of_vm(vm), value(&vm.policy)));
             encode_metric(&mut encoder, &format!("pagoda_vm_{}", def.name), *def, values)?;

@@ -11,8 +11,11 @@
 //! Order of locks: an outbox's line ([`Outbox::change`]), which is held while its process or the disk is waited for; the registry's; the
 //! policy's; that of all outboxes; an outbox's state. Charges rise under the policy's lock alone.
 
+mod hearing;
 mod line;
 mod record;
+pub mod settings;
+pub mod sizes;
 #[cfg(test)]
 mod tests;
 pub mod watch;
@@ -22,15 +25,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use pagoda_abi::Token;
 use pagoda_abi::attach::{OutboxFigures as Figures, Packet};
 use pagoda_api::in_full;
 use pagoda_api::types::{OutboxFigures, OutboxInfo, OutboxState};
 use pagoda_core::outbox::charge::{Charge, Said};
+use pagoda_core::outbox::round::{Auto, Sizing};
 use pagoda_core::units::{Bytes, PageCount};
 use pagoda_sys::socket::Listener;
 
+use self::hearing::{Heard, Hearing};
 use self::line::Line;
 use self::record::{OutboxId, Record, record_path};
 
@@ -60,6 +65,25 @@ struct State {
     has_answered: bool,
     /// Why there are no figures.
     problem: Option<String>,
+    /// What its size follows; `None`: it is set by hand.
+    auto: Option<Auto>,
+    /// Its VM has ended.
+    lingers: bool,
+    hearing: Hearing,
+}
+
+impl State {
+    /// It answers, so it can be told another size, and its VM uses it.
+    fn is_live(&self) -> bool {
+        matches!(self.process, Process::Runs(..)) && self.figures.is_some() && !self.lingers
+    }
+}
+
+/// What an outbox had before a change ([`Changing::begin`]).
+#[derive(Clone, Copy, Debug)]
+pub struct Before {
+    charge: Charge,
+    auto: Option<Auto>,
 }
 
 /// See the module.
@@ -85,7 +109,13 @@ pub struct Outboxes {
     all: Mutex<BTreeMap<OutboxId, Arc<Outbox>>>,
     /// Records that could not be read: what their outboxes have is not known.
     unreadable: Mutex<Vec<PathBuf>>,
+    /// Profiles and sizes. Held for no other lock and no I/O.
+    sizing: Mutex<Sizing>,
+    started: Instant,
 }
+
+/// A control period, and the window of an SLO, where nothing else is configured.
+pub const PERIOD_DEFAULT: Duration = Duration::from_secs(60);
 
 /// What the pool keeps for all outboxes, and what they have of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,7 +142,18 @@ impl Outbox {
     fn new(dir: &Path, id: OutboxId, record: &Record, process: Process) -> Result<Outbox> {
         let charge =
             Charge::restored(Bytes(record.space), Bytes(record.charged)).context("its charge is below its space")?;
-        let state = State { charge, process, figures: None, held: Bytes::ZERO, has_answered: false, problem: None };
+        let auto = record.auto.as_ref().map(settings::read).transpose().map_err(|what| anyhow!(what))?;
+        let state = State {
+            charge,
+            process,
+            figures: None,
+            held: Bytes::ZERO,
+            has_answered: false,
+            problem: None,
+            auto,
+            lingers: false,
+            hearing: Hearing::default(),
+        };
         Ok(Outbox {
             id,
             vm: record.vm.clone(),
@@ -137,6 +178,7 @@ impl Outbox {
                 Process::Runs(pid, start) => (pid, start),
                 Process::Expected(_) | Process::Ended => (0, 0),
             },
+            auto: state.auto.as_ref().map(settings::shown),
         }
     }
 
@@ -202,8 +244,8 @@ impl Outbox {
         state.problem = Some("its process has ended, and what was in it is gone".to_owned());
     }
 
-    /// As it is shown. `has_vm`: its VM has not ended.
-    pub fn info(&self, has_vm: bool) -> OutboxInfo {
+    /// As it is shown, without what its jobs do ([`Outboxes::info`]). `has_vm`: its VM has not ended.
+    fn info(&self, has_vm: bool) -> OutboxInfo {
         let charged_bytes = self.charged().charged.bytes().0;
         let state = lock(&self.state);
         let is_starting = !state.has_answered && self.since.elapsed() < START_MAX;
@@ -226,6 +268,8 @@ impl Outbox {
                 Process::Expected(_) | Process::Ended => None,
             },
             figures: state.figures.map(|(figures, at)| shown_figures(&figures, at.elapsed())),
+            auto: None,
+            profile: None,
         }
     }
 }
@@ -240,10 +284,10 @@ pub struct Changing<'a> {
 impl Changing<'_> {
     /// It is to have another space from now on, and what that needs is charged. The caller has the policy's lock, and has found
     /// that there is room. What it was before is for [`Self::carry_out`].
-    pub fn begin(&self, space: Bytes) -> Charge {
+    pub fn begin(&self, space: Bytes, auto: Option<Auto>) -> Before {
         let mut state = lock(&self.outbox.state);
-        let before = state.charge;
-        state.charge = before.begin(space);
+        let before = Before { charge: state.charge, auto: state.auto };
+        (state.charge, state.auto) = (before.charge.begin(space), auto);
         before
     }
 
@@ -257,15 +301,15 @@ impl Changing<'_> {
     ///
     /// # Errors
     /// It is to have the space that it had: the disk's, or the process does not answer.
-    pub fn carry_out(&mut self, before: Charge) -> Result<(), Unchanged> {
+    pub fn carry_out(&mut self, before: Before) -> Result<(), Unchanged> {
         if let Err(error) = self.outbox.write_record() {
             let mut state = lock(&self.outbox.state);
-            state.charge = state.charge.withdrawn(before);
+            (state.charge, state.auto) = (state.charge.withdrawn(before.charge), before.auto);
             return Err(Unchanged::Record(error));
         }
         self.look().map_err(|error| {
             let mut state = lock(&self.outbox.state);
-            state.charge = state.charge.taken_back(before);
+            (state.charge, state.auto) = (state.charge.taken_back(before.charge), before.auto);
             drop(state);
             if let Err(error) = self.outbox.write_record() {
                 tracing::warn!(vm = %self.outbox.vm, "write its outbox's record: {}", in_full(error.as_ref()));
@@ -310,6 +354,31 @@ impl Changing<'_> {
         }
     }
 
+    /// Asks what became of its guest's jobs, if it may know.
+    ///
+    /// # Errors
+    /// It does not answer, or says what cannot be. All else goes on.
+    pub fn hear(&mut self, now_ms: u64) -> Result<Option<Heard>> {
+        let cursor = {
+            let state = lock(&self.outbox.state);
+            if !state.hearing.is_worth_it() {
+                return Ok(None);
+            }
+            state.hearing.cursor()
+        };
+        let asked = hearing::ask(&mut self.line, cursor);
+        let mut state = lock(&self.outbox.state);
+        match asked {
+            Ok(answers) => Ok(state.hearing.take(now_ms, answers)),
+            Err(error) => {
+                state.hearing.miss();
+                drop(state);
+                self.line.hang_up();
+                Err(error)
+            }
+        }
+    }
+
     fn ask(&mut self) -> Result<Figures> {
         let wanted = self.outbox.space();
         let figures = self.line.ask(|seq| Packet::Look { seq })?;
@@ -345,8 +414,15 @@ fn shown_figures(figures: &Figures, age: Duration) -> OutboxFigures {
 }
 
 impl Outboxes {
-    pub fn new(state_dir: &Path) -> Outboxes {
-        Outboxes { dir: dir(state_dir), all: Mutex::default(), unreadable: Mutex::default() }
+    /// Those of this state directory, whose sizes are looked at once a `period`.
+    pub fn new(state_dir: &Path, period: Duration) -> Outboxes {
+        Outboxes {
+            dir: dir(state_dir),
+            all: Mutex::default(),
+            unreadable: Mutex::default(),
+            sizing: Mutex::new(Sizing::new(period)),
+            started: Instant::now(),
+        }
     }
 
     /// One that is about to be made, of a VM with this token. It has no place here yet.
@@ -363,6 +439,7 @@ impl Outboxes {
             space: space.0,
             charged: space.0,
             pid: (0, 0),
+            auto: None,
         };
         let id = OutboxId(u64::from_le_bytes(*id.first_chunk().context("make an outbox's number")?));
         Ok(Arc::new(Outbox::new(&self.dir, id, &record, Process::Expected(None))?))

@@ -124,7 +124,7 @@ impl Registry {
         let records = RecordStore::new(config.state_dir.join("vms"));
         let crashes = Crashes::new(config.state_dir.join("vms"));
         let images = Images::new(config.snapshots.clone(), Arc::clone(&parts));
-        let outboxes = Outboxes::new(&config.state_dir);
+        let outboxes = Outboxes::new(&config.state_dir, config.outbox_period);
         let moves = Moves::new(&config.state_dir, &config.hosts.dir);
         Ok(Registry {
             config,

@@ -1,7 +1,7 @@
 //! Requests about outboxes.
 
 use super::{Client, ClientError};
-use crate::types::{OutboxInfo, OutboxList, OutboxPatch, check_outbox_space, check_vm_name, vm_file_name};
+use crate::types::{OutboxExplanation, OutboxInfo, OutboxList, OutboxPatch, check_vm_name, vm_file_name};
 
 impl Client {
     /// All outboxes of this host, also those whose VMs have ended and whose files wait.
@@ -20,13 +20,21 @@ impl Client {
         self.get(&path(vm)?)
     }
 
-    /// Gives a VM's outbox another space.
+    /// Gives a VM's outbox another space, or another thing that its space follows.
     ///
     /// # Errors
     /// The daemon's answer, or that there is none.
-    pub fn set_outbox(&self, vm: &str, space_bytes: u64) -> Result<OutboxInfo, ClientError> {
-        check_outbox_space(space_bytes).map_err(ClientError::BadName)?;
-        self.send("PATCH", &path(vm)?, &OutboxPatch { space_bytes })
+    pub fn set_outbox(&self, vm: &str, patch: &OutboxPatch) -> Result<OutboxInfo, ClientError> {
+        patch.check().map_err(ClientError::BadName)?;
+        self.send("PATCH", &path(vm)?, patch)
+    }
+
+    /// Why a VM's outbox has the size that it has.
+    ///
+    /// # Errors
+    /// The daemon's answer, or that there is none.
+    pub fn explain_outbox(&self, vm: &str) -> Result<OutboxExplanation, ClientError> {
+        self.get(&format!("{}/explain", path(vm)?))
     }
 }
 

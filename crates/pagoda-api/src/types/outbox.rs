@@ -2,22 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A space below this holds less than one write of the guest's kernel, which is at most 1 MiB.
-pub const OUTBOX_SPACE_BYTES_MIN: u64 = 1 << 20;
-/// More than any host has, and little enough that no sum overflows.
-pub const OUTBOX_SPACE_BYTES_MAX: u64 = 1 << 46;
-
-/// That an outbox can have this space.
-///
-/// # Errors
-/// A sentence that says what is wrong and what would be right.
-pub fn check_outbox_space(bytes: u64) -> Result<(), String> {
-    match bytes {
-        ..OUTBOX_SPACE_BYTES_MIN => Err("an outbox has at least 1M".into()),
-        OUTBOX_SPACE_BYTES_MIN..=OUTBOX_SPACE_BYTES_MAX => Ok(()),
-        _ => Err("an outbox has at most 64T".into()),
-    }
-}
+use super::{OutboxAuto, OutboxProfile};
 
 /// Where an outbox is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +39,7 @@ impl OutboxState {
 }
 
 /// An outbox as the daemon knows it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OutboxInfo {
     pub vm: String,
     pub state: OutboxState,
@@ -70,6 +55,12 @@ pub struct OutboxInfo {
     /// What its process says; nothing while that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub figures: Option<OutboxFigures>,
+    /// What its size follows; nothing if it is set by hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto: Option<OutboxAuto>,
+    /// What its guest's jobs do; nothing if its process is of an older version, and so says nothing of jobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Box<OutboxProfile>>,
 }
 
 impl OutboxInfo {
@@ -109,35 +100,14 @@ pub struct OutboxFigures {
 }
 
 /// `GET /v1/outboxes`, by VM.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct OutboxList {
     pub outboxes: Vec<OutboxInfo>,
-}
-
-/// `PATCH /v1/outboxes/NAME`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OutboxPatch {
-    pub space_bytes: u64,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes() {
-        let check = |bytes: u64, part: &str| {
-            let said = check_outbox_space(bytes).err().unwrap_or_default();
-            assert!(if part.is_empty() { said.is_empty() } else { said.contains(part) }, "{bytes}: {said}");
-        };
-        check(0, "at least 1M");
-        check(OUTBOX_SPACE_BYTES_MIN - 1, "at least 1M");
-        check(OUTBOX_SPACE_BYTES_MIN, "");
-        check(OUTBOX_SPACE_BYTES_MAX, "");
-        check(OUTBOX_SPACE_BYTES_MAX + 1, "at most 64T");
-        check(u64::MAX, "at most 64T");
-    }
 
     #[test]
     fn on_the_wire() {
@@ -147,6 +117,5 @@ mod tests {
         let figures = Some(OutboxFigures { used_bytes: 2, ..OutboxFigures::default() });
         assert!(OutboxInfo { figures, ..info.clone() }.is_draining() && !info.is_draining());
         assert_eq!(serde_json::to_string(&OutboxState::Lingering).unwrap(), "\"lingering\"");
-        assert!(serde_json::from_str::<OutboxPatch>(r#"{"space_bytes":1,"max":2}"#).is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::units::Bytes;
 
-use super::estimate::{Estimate, Estimator, Verdict};
+use super::estimate::{Estimate, Estimator, Source, Verdict};
 use super::profile::Profiler;
 use super::settings::SpaceSettings;
 
@@ -60,9 +60,14 @@ pub struct SelfTuning {
 }
 
 impl SelfTuning {
-    /// Knows nothing yet.
+    /// Knows nothing yet. Jobs arrive whether others have ended or not.
     pub fn new(settings: SpaceSettings) -> SelfTuning {
-        SelfTuning { settings, estimator: Estimator::new(settings), infeasible_periods: 0 }
+        SelfTuning { settings, estimator: Estimator::new(settings, Source::Open), infeasible_periods: 0 }
+    }
+
+    /// The same where nobody says when jobs arrive.
+    pub fn closed(settings: SpaceSettings) -> SelfTuning {
+        SelfTuning { estimator: Estimator::new(settings, Source::Closed), ..SelfTuning::new(settings) }
     }
 
     /// Other settings, from the next period on.

@@ -110,10 +110,20 @@ pub struct Estimate {
     pub terms: Terms,
 }
 
+/// How jobs come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// They arrive whether others have ended or not, and it is said when.
+    Open,
+    /// Nobody says when they arrive: each is taken to be submitted when it begins, after others have ended.
+    Closed,
+}
+
 /// The estimator of one VM.
 #[derive(Clone, Debug)]
 pub struct Estimator {
     settings: SpaceSettings,
+    source: Source,
     stream: Stream,
     compute_factor: Rls,
     response_factor: Rls,
@@ -124,9 +134,10 @@ pub struct Estimator {
 
 impl Estimator {
     /// Nothing is known yet.
-    pub fn new(settings: SpaceSettings) -> Estimator {
+    pub fn new(settings: SpaceSettings, source: Source) -> Estimator {
         Estimator {
             settings,
+            source,
             stream: Stream::new(),
             compute_factor: Rls::new(COMPUTE_FORGETTING, COMPUTE_FACTOR[0], COMPUTE_FACTOR[1]),
             response_factor: Rls::new(RESPONSE_FORGETTING, RESPONSE_FACTOR[0], RESPONSE_FACTOR[1]),
@@ -148,7 +159,7 @@ impl Estimator {
             self.compute_factor.update(job.compute.as_secs_f64(), job.busy_s());
         }
         let inputs = self.inputs(profile)?;
-        self.learn_response(last, inputs.drain);
+        self.learn_response(last, &inputs);
         let arrivals = profile.window(usize::MAX).arrivals;
         let estimate = self.estimate(&inputs, arrivals, space);
         self.predicted_s = Some(estimate.now.mean_s);
@@ -188,12 +199,21 @@ impl Estimator {
         let window = profile.window(usize::MAX);
         let drain = profile.drain()?.0 as f64;
         let is_enough = jobs.len() >= JOBS_MIN && window.arrivals > 0 && drain > 0.0;
-        is_enough.then_some(Inputs { arrivals_per_s: window.arrivals_per_s, jobs, drain, window: self.settings.window })
+        let (thinks_s, parallel) = match self.source {
+            Source::Open => (Vec::new(), 1.0),
+            Source::Closed => (profile.thinks_s(), profile.parallel()),
+        };
+        let (arrivals_per_s, window) = (window.arrivals_per_s, self.settings.window);
+        is_enough.then_some(Inputs { arrivals_per_s, jobs, drain, window, thinks_s, parallel })
     }
 
     /// The jobs of a period once more, by the model: what it says of just these is not blurred by chance.
-    fn learn_response(&mut self, period: &Period, drain: f64) {
+    fn learn_response(&mut self, period: &Period, inputs: &Inputs) {
         let Some(first) = period.jobs.first() else { return };
+        if inputs.is_closed() {
+            return self.learn_service(period, inputs);
+        }
+        let drain = inputs.drain;
         let (mut free_s, mut backlog) = (first.began_ms as f64 / 1000.0, first.backlog.0 as f64);
         let mut sum_s = 0.0;
         for job in &period.jobs {
@@ -205,6 +225,14 @@ impl Estimator {
             sum_s += free_s - arrived_s;
         }
         self.response_factor.update(sum_s / period.jobs.len() as f64, mean_response_s(&period.jobs));
+    }
+
+    /// The same where jobs do not wait for each other.
+    fn learn_service(&mut self, period: &Period, inputs: &Inputs) {
+        let (space, drain) = (period.space.0 as f64 / inputs.parallel, inputs.drain_of_one());
+        let of = |job: &Job| serve(self.size_of(job), job.backlog.0 as f64 / inputs.parallel, space, drain).service_s;
+        let predicted_s = period.jobs.iter().map(of).sum::<f64>() / period.jobs.len() as f64;
+        self.response_factor.update(predicted_s, mean_response_s(&period.jobs));
     }
 
     fn estimate(&self, inputs: &Inputs, arrivals: u64, space: Bytes) -> Estimate {
@@ -219,7 +247,9 @@ impl Estimator {
         let all = curve_of(|r| r.statistic_s);
         let nearly = |part: f64| all.smallest_within(all.best() * part).unwrap_or(self.settings.max);
         let (verdict, needed) = if let Some(help) = self.infeasible(inputs, arrivals, factor) {
-            let size = if help.is_overloaded { self.settings.min } else { nearly(NEARLY_BEST_INFEASIBLE) };
+            // Without end they would fill any space; jobs that follow each other slow down instead.
+            let is_hopeless = help.is_overloaded && !inputs.is_closed();
+            let size = if is_hopeless { self.settings.min } else { nearly(NEARLY_BEST_INFEASIBLE) };
             (Verdict::Infeasible(help), size)
         } else if let Some(size) = curve.smallest_within(slo.limit_s()) {
             (Verdict::Kept, size)
@@ -237,9 +267,10 @@ impl Estimator {
         let doubt = 1.0 - 1.0 / (arrivals.max(1) as f64).sqrt();
         let least = Inputs { arrivals_per_s: inputs.arrivals_per_s * doubt, ..inputs.clone() };
         let loads = self.terms(&least, factor);
-        let is_overloaded = loads.network_load >= 1.0 || loads.compute_load >= 1.0;
+        let is_overloaded = loads.network_load >= 1.0 || (loads.compute_load >= 1.0 && !inputs.is_closed());
         let best = || self.stream.responses(&least, self.settings.max.0 as f64, &self.settings.slo);
-        let is_infeasible = is_overloaded || best().statistic_s * factor > self.settings.slo.limit_s();
+        let is_infeasible =
+            (is_overloaded && !inputs.is_closed()) || best().statistic_s * factor > self.settings.slo.limit_s();
         is_infeasible.then(|| self.help(inputs, is_overloaded, factor))
     }
 
@@ -253,6 +284,12 @@ impl Estimator {
         let count = inputs.jobs.len() as f64;
         let compute_mean_s = inputs.jobs.iter().map(|job| job.compute_s).sum::<f64>() / count;
         let output = inputs.jobs.iter().map(|job| job.output).sum::<f64>() / count;
+        let think_s = inputs.thinks_s.iter().sum::<f64>() / inputs.thinks_s.len().max(1) as f64;
+        // What jobs would write if none of them waited.
+        let written_per_s = match inputs.is_closed() {
+            true => output / (compute_mean_s + think_s).max(f64::MIN_POSITIVE) * inputs.parallel,
+            false => inputs.arrivals_per_s * output,
+        };
         Terms {
             jobs: inputs.jobs.len(),
             arrivals_per_s: inputs.arrivals_per_s,
@@ -261,8 +298,8 @@ impl Estimator {
             output_mean: Bytes(output as u64),
             compute_factor: self.compute_factor.factor(),
             response_factor,
-            compute_load: inputs.arrivals_per_s * compute_mean_s,
-            network_load: inputs.arrivals_per_s * output / inputs.drain,
+            compute_load: inputs.arrivals_per_s * compute_mean_s / inputs.parallel,
+            network_load: written_per_s / inputs.drain,
         }
     }
 
@@ -308,12 +345,15 @@ fn mean_response_s(jobs: &[Job]) -> f64 {
 
 /// Where memory helps: between the sizes at which all but a hundredth of its effect is still to come, and is there.
 fn interval(inputs: &Inputs, means: &Curve, factor: f64) -> Interval {
-    let closed = |service: &dyn Fn(&JobSize) -> f64| {
+    let mean_of = |service: &dyn Fn(&JobSize) -> f64| {
         let moments = Moments::of(inputs.jobs.iter().map(service));
+        if inputs.is_closed() {
+            return moments.mean_s * factor;
+        }
         pollaczek_khinchine(inputs.arrivals_per_s, moments).map_or(RESPONSE_MAX_S, |response| response * factor)
     };
-    let endless_s = closed(&|job| job.compute_s);
-    let none_s = closed(&|job| job.compute_s.max(job.output / inputs.drain));
+    let endless_s = mean_of(&|job| job.compute_s);
+    let none_s = mean_of(&|job| job.compute_s.max(job.output / inputs.drain_of_one()));
     let (first, best) = (means.points().first().map_or(RESPONSE_MAX_S, |point| point.1), means.best());
     let range = first - best;
     let matters = range > HELP_MIN * best;

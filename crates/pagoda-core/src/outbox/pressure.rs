@@ -50,6 +50,11 @@ pub struct Pressure {
 }
 
 impl Pressure {
+    /// What outboxes may have of `configured` as of the last round.
+    pub fn pool(&self, configured: Bytes) -> Bytes {
+        configured.saturating_sub(Bytes(self.withheld as u64))
+    }
+
     /// One round.
     pub fn round(&mut self, now_ms: u64, shortage: &Shortage) -> Yielded {
         let Shortage { missing, configured, mins, given, draining } = *shortage;

@@ -8,7 +8,7 @@
 //! Periods are kept while they are of one behaviour: when arrivals, outputs or computing times of the last few differ from
 //! those before by more than chance explains, the ones before are forgotten.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::units::{Bytes, SPACE_SIZE_MAX};
@@ -194,6 +194,42 @@ impl Profiler {
     /// All jobs of these periods.
     pub fn jobs(&self) -> impl Iterator<Item = &Job> {
         self.periods.iter().flat_map(|period| &period.jobs)
+    }
+
+    /// Of each job that others ended before: the time since the last of these ends that no other job has followed yet.
+    pub fn thinks_s(&self) -> Vec<f64> {
+        // Ends that nobody has followed, with how many there are of each time.
+        let mut ends: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut thinks = Vec::new();
+        for job in self.in_order() {
+            if let Some((&end, _)) = ends.range(..=job.began_ms).next_back() {
+                thinks.push((job.began_ms - end) as f64 / 1000.0);
+                match ends.get_mut(&end) {
+                    Some(left) if *left > 1 => *left -= 1,
+                    _ => drop(ends.remove(&end)),
+                }
+            }
+            *ends.entry(job.ended_ms).or_default() += 1;
+        }
+        thinks
+    }
+
+    /// How many jobs ran at a time while any did: 1 or more.
+    pub fn parallel(&self) -> f64 {
+        let (mut all_ms, mut busy_ms, mut end_ms) = (0, 0, 0);
+        for job in self.in_order() {
+            all_ms += job.ended_ms - job.began_ms;
+            busy_ms += job.ended_ms.saturating_sub(end_ms.max(job.began_ms));
+            end_ms = end_ms.max(job.ended_ms);
+        }
+        if busy_ms == 0 { 1.0 } else { (all_ms as f64 / busy_ms as f64).max(1.0) }
+    }
+
+    /// Jobs in the order in which they began.
+    fn in_order(&self) -> Vec<&Job> {
+        let mut jobs: Vec<&Job> = self.jobs().collect();
+        jobs.sort_by_key(|job| job.began_ms);
+        jobs
     }
 
     /// How fast the space drains.

@@ -28,6 +28,23 @@ pub struct Inputs {
     pub drain: f64,
     /// The length of a window.
     pub window: Duration,
+    /// Where nobody says when jobs arrive, each begins so long after the end of one before (a closed queue). Empty: jobs arrive
+    /// whether others have ended or not, and wait for these (an open queue).
+    pub thinks_s: Vec<f64>,
+    /// Of a closed queue: so many run at a time, each with its part of the space and of what drains. At least 1.
+    pub parallel: f64,
+}
+
+impl Inputs {
+    /// Whether jobs follow each other.
+    pub fn is_closed(&self) -> bool {
+        !self.thinks_s.is_empty()
+    }
+
+    /// What drains of one job, bytes a second.
+    pub fn drain_of_one(&self) -> f64 {
+        self.drain / self.parallel
+    }
 }
 
 /// What the model says of one size.
@@ -67,6 +84,11 @@ pub fn exponential(chance: &mut Chance) -> f64 {
     -(1.0 - unit(chance)).ln()
 }
 
+/// One of `values` by a draw of [0, 1).
+fn picked<T: Copy>(values: &[T], draw: f64) -> T {
+    values[((draw * values.len() as f64) as usize).min(values.len() - 1)]
+}
+
 impl Stream {
     /// The draws, the same each time.
     pub fn new() -> Stream {
@@ -89,16 +111,21 @@ impl Stream {
             return Responses::without_end(inputs);
         }
         let window_s = inputs.window.as_secs_f64();
+        let (space, drain) = (space / inputs.parallel, inputs.drain_of_one());
         let (mut arrived_s, mut free_s, mut backlog) = (0.0, 0.0, 0.0);
         let mut windows = Windows::new(*slo);
         let mut all = Vec::with_capacity(JOBS);
         let mut window_ends_s = window_s;
-        for (gap, pick) in self.gaps.iter().zip(&self.picks) {
-            arrived_s += gap / inputs.arrivals_per_s;
-            let job = inputs.jobs[((pick * inputs.jobs.len() as f64) as usize).min(inputs.jobs.len() - 1)];
+        // The other draws in reverse: which pause is drawn says nothing of which job.
+        for ((gap, pick), other) in self.gaps.iter().zip(&self.picks).zip(self.picks.iter().rev()) {
+            arrived_s = match inputs.is_closed() {
+                true => free_s + picked(&inputs.thinks_s, *other),
+                false => arrived_s + gap / inputs.arrivals_per_s,
+            };
+            let job = picked(&inputs.jobs, *pick);
             let starts_s = f64::max(arrived_s, free_s);
-            let left = f64::max(backlog - inputs.drain * (starts_s - free_s), 0.0);
-            let served = serve(job, left, space, inputs.drain);
+            let left = f64::max(backlog - drain * (starts_s - free_s), 0.0);
+            let served = serve(job, left, space, drain);
             (free_s, backlog) = (starts_s + served.service_s, served.backlog);
             if free_s >= window_ends_s {
                 windows.close();

@@ -193,6 +193,25 @@ impl Policy {
         self.beside.outboxes
     }
 
+    /// The most that all outboxes may have beside the mins of VMs.
+    pub fn outboxes_max(&self) -> PageCount {
+        // With all of the pool taken, VMs are promised their mins and no more.
+        let promised = self.balance_beside(Beside { outboxes: self.host.pool, ..self.beside }).promised().memory;
+        self.host.pool.saturating_sub(self.host.free_goal() + self.beside.templates + promised)
+    }
+
+    /// What free memory lacks to its goal once VMs have to give, if so much of the pool is in use.
+    pub fn missing(&self, pool: PageCount, used: PageCount) -> PageCount {
+        let pool = pool.min(self.host.pool);
+        let free = pool.saturating_sub(used);
+        let state = self.state.next(free, &Levels::of(pool, &self.host.thresholds));
+        if state == ReclaimState::High {
+            return PageCount::ZERO;
+        }
+        let goal = self.host.thresholds.free_goal().of_ceil(pool);
+        goal.saturating_sub(free) + used.saturating_sub(pool)
+    }
+
     /// Whether all VMs could have what they were promised if templates took so much more.
     pub(super) fn keeps_promises_beside(&self, more: PageCount) -> bool {
         self.balance_beside(Beside { templates: self.beside.templates + more.min(POOL_MAX), ..self.beside })

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::chance::Chance;
 use crate::fault::{headroom_at, headroom_max};
+use crate::outbox::pressure::{Pressure, Shortage, Yielded};
 use crate::units::{Bytes, CHUNK_PAGES, PageCount, PageIdx};
 
 /// Time between two rounds while memory is short or VMs are held to limits.
@@ -59,6 +60,18 @@ pub struct HostReport {
     /// What the pool keeps for outboxes, and of that, what they have. It is in use, for they may take the rest at any time.
     pub outboxes: PageCount,
     pub outboxes_held: PageCount,
+    /// Of these, the ones that give memory when the host is short.
+    pub elastic: Elastic,
+}
+
+/// Outboxes whose size follows an SLO, together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Elastic {
+    /// What they are to have, and at least.
+    pub spaces: PageCount,
+    pub mins: PageCount,
+    /// What the pool keeps for them: more while they drain.
+    pub charged: PageCount,
 }
 
 /// What a VM's engine reports.
@@ -226,6 +239,8 @@ pub struct Last {
     pub pool: Pool,
     /// What templates took of it.
     pub templates: PageCount,
+    /// What the host's shortage leaves to outboxes that give; `None`: there are none.
+    pub yielded: Option<Yielded>,
     requests: Vec<LimitRequest>,
     room: Room,
 }
@@ -236,6 +251,7 @@ pub struct Rounds {
     /// Settings, estimates and targets.
     pub policy: Policy,
     pressure: HostPressure,
+    outboxes: Pressure,
     growth: Growth,
     chance: Chance,
     /// Overheads that were measured, tables taken off. The largest of a kind is expected of the next VM.
@@ -421,6 +437,7 @@ impl Rounds {
         Rounds {
             policy,
             pressure: HostPressure::default(),
+            outboxes: Pressure::default(),
             growth: Growth::default(),
             chance: Chance::new(seed),
             overheads: BTreeMap::new(),
@@ -455,6 +472,8 @@ impl Rounds {
         let in_use = of_vms + host.templates + held;
         let pool = self.pressure.pool_at(host.now_ms, set, in_use, &host.memory, host.available_min);
         let pool = Pool { room: pool.room.saturating_sub(outboxes - held), ..pool };
+        let (yielded, coming) = self.press_outboxes(host, pool.now, used);
+        let used = used.saturating_sub(coming);
         let sample = PoolSample { now_ms: host.now_ms, pool: pool.now, used };
         let samples: Vec<VmSample> = vms.iter().filter_map(VmReport::sample).collect();
         let plan = self.policy.tick(&sample, &samples);
@@ -473,8 +492,32 @@ impl Rounds {
                 Outcome { orders, sample: self.next_sample(host.now_ms, vm) }
             })
             .collect();
-        self.last = Some(Last { plan, host: sample, pool, templates: host.templates, requests, room });
+        self.last = Some(Last { plan, host: sample, pool, templates: host.templates, yielded, requests, room });
         outcomes
+    }
+
+    /// Has outboxes give what the pool lacks, before VMs are asked for it: what is left to them, and what of the lack will come from
+    /// them.
+    fn press_outboxes(&mut self, host: &HostReport, pool: PageCount, used: PageCount) -> (Option<Yielded>, PageCount) {
+        let Elastic { spaces, mins, charged } = host.elastic;
+        if spaces == PageCount::ZERO {
+            self.outboxes = Pressure::default();
+            return (None, PageCount::ZERO);
+        }
+        let of_others = self.policy.outboxes().saturating_sub(charged);
+        let configured = self.policy.outboxes_max().saturating_sub(of_others).max(mins);
+        // What they were asked for and have not been told yet, or have not let go of, is not asked for again.
+        let given = spaces.bytes().min(self.outboxes.pool(configured.bytes()));
+        let missing = self.policy.missing(pool, used).bytes();
+        let shortage = Shortage {
+            missing,
+            configured: configured.bytes(),
+            mins: mins.bytes(),
+            given,
+            draining: charged.bytes().saturating_sub(given),
+        };
+        let yielded = self.outboxes.round(host.now_ms, &shortage);
+        (Some(yielded), missing.saturating_sub(yielded.left).pages_floor())
     }
 
     fn note_overhead(&mut self, vm: &VmReport) {

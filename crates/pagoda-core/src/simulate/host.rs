@@ -1,7 +1,7 @@
 //! The host's memory: that of the VMs, and that of other programs.
 
 use crate::policy::host::HostMemory;
-use crate::policy::round::HostReport;
+use crate::policy::round::{Elastic, HostReport};
 use crate::units::{Bytes, PageCount};
 
 /// The host has so much more than the pool, as a part of it: other programs run short of nothing until a scenario says so.
@@ -47,6 +47,7 @@ impl Host {
             templates: PageCount::ZERO,
             outboxes: PageCount::ZERO,
             outboxes_held: PageCount::ZERO,
+            elastic: Elastic::default(),
         }
     }
 }

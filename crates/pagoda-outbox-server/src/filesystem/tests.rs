@@ -139,6 +139,40 @@ fn df_follows_a_resize_at_once() {
     assert_eq!(errno(files.put(file, 303_104, 10_000, 10_000)), Some(libc::ENOSPC));
 }
 
+/// What the daemon hears of files that a guest writes: from their creation to their close, or to the rename that publishes them.
+#[test]
+fn files_that_are_written_are_jobs() {
+    let files = files(SPACE);
+    let close = |(inode, handle): (u64, u64)| files.release(context(), inode, 0, handle, false, false, None).unwrap();
+    let whole = files.made("whole").unwrap();
+    files.setxattr(context(), whole.0, c"user.pagoda.job", b"one", 0, SetxattrFlags::empty()).unwrap();
+    files.put(whole, 0, 5000, 5000).unwrap();
+    close(whole);
+    let part = files.made(".part").unwrap();
+    files.put(part, 0, 300, 300).unwrap();
+    close(part);
+    let (counts, jobs) = files.0.jobs(0);
+    assert_eq!((counts.began, counts.last, counts.written, jobs.as_slice().len()), (2, 1, 5300, 1));
+    let job = jobs.as_slice()[0];
+    assert_eq!((job.number, job.output, job.backlog, &job.id[..4]), (1, 5000, 0, &b"one\0"[..]));
+    files.rename(context(), 1, c".part", 1, c"part", 0).unwrap();
+    let (counts, jobs) = files.0.jobs(1);
+    let job = jobs.as_slice()[0];
+    assert_eq!((counts.last, job.number, job.output, job.backlog), (2, 2, 300, 8192));
+    assert!(job.began_ms <= job.ended_ms && job.ended_ms <= counts.now_ms);
+    // The one that is to be written again is another file.
+    let empty = files.made("empty").unwrap();
+    close(empty);
+    let again = files.open(context(), empty.0, false, libc::O_WRONLY as u32).unwrap().0.unwrap();
+    files.put((empty.0, again), 0, 1 << 20, 1 << 20).unwrap();
+    assert_eq!(errno(files.put((empty.0, again), 1 << 20, 4096, 4096)), Some(libc::ENOSPC));
+    files.unlink(context(), 1, c"empty").unwrap();
+    close((empty.0, again));
+    let (counts, jobs) = files.0.jobs(2);
+    assert_eq!((counts.began, counts.given_up, jobs.as_slice().len()), (3, 1, 0));
+    assert!(counts.refused > 0);
+}
+
 #[test]
 fn listings_go_on_where_they_ended() {
     let files = files(SPACE);

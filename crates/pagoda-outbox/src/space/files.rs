@@ -65,6 +65,7 @@ impl Space {
     /// There is none of that name and kind; or the directory is not empty.
     pub fn unlink(&mut self, parent: Ino, name: &[u8], kind: Kind, now: Time) -> Result<(), Refusal> {
         let ino = self.tree.unlink(parent, name, kind, now)?;
+        self.jobs.gone(ino);
         self.drop_if_unused(ino);
         Ok(())
     }
@@ -73,6 +74,7 @@ impl Space {
     /// As [`Space::create`]; or a directory would come below itself.
     pub fn rename(&mut self, from: (Ino, &[u8]), to: (Ino, &[u8]), replace: Replace, now: Time) -> Result<(), Refusal> {
         if let Some(replaced) = self.tree.rename(from, to, replace, now)? {
+            self.jobs.gone(replaced);
             self.drop_if_unused(replaced);
         }
         Ok(())
@@ -152,6 +154,9 @@ impl Space {
             content.complete_write(&write.range, written);
             (node.modified, node.changed) = (now, now);
             self.bytes_written += written;
+            if written > 0 {
+                self.jobs.wrote(write.ino);
+            }
         }
         self.drop_if_unused(write.ino);
     }

@@ -1,8 +1,8 @@
 //! What the transmitter does: readers of files.
 
-use crate::content::State;
+use crate::content::{Content, State};
 use crate::node::{Ino, ROOT};
-use crate::readers::{Next, ReaderId, Selection};
+use crate::readers::{Next, Reader, ReaderId, Selection};
 use crate::refusal::Refusal;
 use crate::space::Space;
 
@@ -83,6 +83,15 @@ impl Space {
         self.bytes_acknowledged += range.end - range.start;
         self.content_mut(ino)?.acknowledge(range);
         Ok(())
+    }
+
+    /// Readers that have bytes to take, or have not acknowledged what they were given.
+    pub fn busy_readers(&self) -> usize {
+        let is_busy = |reader: &&Reader| {
+            let end = self.content(reader.ino).map_or(0, Content::sendable_end).min(reader.end.unwrap_or(u64::MAX));
+            reader.acknowledged < reader.given || reader.given < end
+        };
+        self.readers.all().filter(is_busy).count()
     }
 
     /// The reader is gone; what it has not acknowledged was not delivered.

@@ -33,15 +33,43 @@ fn rate(text: &str) -> Result<NonZeroU64, String> {
     rate.ok_or_else(|| format!("{text} is too slow: give at least {}", format_rate(RATE_MIN)))
 }
 
+/// A size, or one that follows an SLO.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpaceChoice {
+    Size(u64),
+    Auto,
+}
+
+/// What an outbox that follows an SLO begins with.
+const SPACE_BYTES_BEGIN: u64 = 64 << 20;
+
+impl SpaceChoice {
+    /// The bytes that it begins with.
+    pub fn bytes(self) -> u64 {
+        match self {
+            SpaceChoice::Size(bytes) => bytes,
+            SpaceChoice::Auto => SPACE_BYTES_BEGIN,
+        }
+    }
+}
+
+pub(super) fn choice(text: &str) -> Result<SpaceChoice, String> {
+    if text == "auto" { Ok(SpaceChoice::Auto) } else { space(text).map(SpaceChoice::Size) }
+}
+
 #[derive(Debug, Args)]
 pub struct OutboxOptions {
     /// Give the VM an outbox: a file system in this much memory of the host, whose files the host sends
     ///
     /// In the guest: mount -t virtiofs outbox /mnt/out. Clients read by HTTP, also what still grows. What has been delivered is
     /// given back when there is need; a full space makes writers wait. The pool keeps this memory beside that of the VM
-    /// (`pagoda outbox`).
-    #[arg(long, value_name = "SIZE", value_parser = space)]
-    pub outbox: Option<u64>,
+    /// (`pagoda outbox`). With auto and --outbox-slo it begins with 64M, and the daemon
+    /// chooses its size (`pagoda outbox set --help`).
+    #[arg(long, value_name = "SIZE|auto", value_parser = choice)]
+    pub outbox: Option<SpaceChoice>,
+    /// What the size of an outbox of --outbox auto follows, such as 'p90 4.6s'
+    #[arg(long, value_name = "STATISTIC TIME", requires = "outbox")]
+    pub outbox_slo: Option<String>,
     /// Where clients of the outbox connect; port 0 is any that is free
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0", requires = "outbox")]
     pub outbox_listen: SocketAddr,

@@ -32,7 +32,7 @@ use rustix::io::{Errno, FdFlags};
 use self::on_crash::First;
 use self::outbox::Outbox;
 pub use self::restore::restore;
-use crate::cli;
+use crate::cli::{self, SpaceChoice};
 use crate::exit::UsageError;
 use crate::qemu_args::{self, Plan};
 
@@ -86,7 +86,13 @@ pub fn run(client: &Client, options: cli::Run) -> Result<()> {
             )
             .into());
         }
-        Some(space_bytes) => Some(Outbox::new(space_bytes, options.outbox)?),
+        Some(SpaceChoice::Auto) if options.outbox.outbox_slo.is_none() => {
+            return Err(UsageError("--outbox auto needs --outbox-slo, such as --outbox-slo 'p90 4.6s'".into()).into());
+        }
+        Some(SpaceChoice::Size(_)) if options.outbox.outbox_slo.is_some() => {
+            return Err(UsageError("--outbox-slo belongs to --outbox auto: a size is no SLO's".into()).into());
+        }
+        Some(space) => Some(Outbox::new(space.bytes(), options.outbox)?),
         None => None,
     };
     let request = Request {
@@ -181,6 +187,7 @@ impl Ready {
         let monitor = fetch(&created.vm)?;
         if let Some(outbox) = &request.outbox {
             outbox.start(&created.vm)?;
+            outbox.follow_slo(client, &created.vm.name)?;
         }
         let mut command = command(&request, plan.as_ref(), &created.vm, vm.memory.len(), monitor.as_ref())?;
         if is_in_background {

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagoda_api::CreatedVm;
+use pagoda_api::{Client, CreatedVm, OutboxPatch};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Deserialize;
 
@@ -84,6 +84,17 @@ impl Outbox {
     /// Bytes of its space.
     pub fn space_bytes(&self) -> u64 {
         self.space_bytes
+    }
+
+    /// Has its size follow an SLO, if it has one. Its process has come.
+    ///
+    /// # Errors
+    /// The daemon refuses: the SLO is none, or the pool cannot keep it.
+    pub fn follow_slo(&self, client: &Client, vm: &str) -> Result<()> {
+        let Some(slo) = &self.options.outbox_slo else { return Ok(()) };
+        let patch = OutboxPatch { auto: true, slo: Some(slo.clone()), ..OutboxPatch::default() };
+        client.set_outbox(vm, &patch)?;
+        Ok(())
     }
 
     /// The device in QEMU's words.

@@ -47,6 +47,12 @@ pub struct Row {
     pub outbox_used_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outbox_sent_bytes_per_s: Option<f64>,
+    /// The part of its last period in which a writer waited for room.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outbox_blocked: Option<f64>,
+    /// Whether its SLO can be kept; nothing if its size is set by hand.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outbox_slo: Option<String>,
     pub swap_read_bytes_per_s: Option<f64>,
     pub swap_write_bytes_per_s: Option<f64>,
     pub faults_per_s: Option<f64>,
@@ -97,6 +103,7 @@ fn row(old: Option<(&VmInfo, Duration)>, vm: &VmInfo) -> Row {
         let delta = new.acknowledged_bytes.checked_sub(old.acknowledged_bytes)?;
         (seconds > 0.0).then(|| delta as f64 / seconds)
     };
+    let outbox_profile = vm.outbox.as_ref().and_then(|outbox| outbox.profile.as_deref());
     let outbox_figures = vm.outbox.as_ref().and_then(|outbox| outbox.figures);
     let causes: Vec<Cause> = vm
         .counters
@@ -129,6 +136,8 @@ fn row(old: Option<(&VmInfo, Duration)>, vm: &VmInfo) -> Row {
         outbox_bytes: vm.outbox.as_ref().map(|outbox| outbox.space_bytes),
         outbox_used_bytes: outbox_figures.map(|figures| figures.used_bytes),
         outbox_sent_bytes_per_s: sent_per_s(),
+        outbox_blocked: outbox_profile.map(|profile| profile.blocked_share),
+        outbox_slo: outbox_profile.and_then(|profile| profile.verdict.clone()),
         swap_read_bytes_per_s: bytes_rate(counter::PAGES_IN),
         swap_write_bytes_per_s: bytes_rate(counter::PAGES_OUT),
         // Every fault is counted under exactly one cause, so their sum is all.

@@ -19,7 +19,7 @@ pub struct Column<R> {
 }
 
 /// esxtop's words where it has one.
-static COLUMNS: [Column<Row>; 21] = [
+static COLUMNS: [Column<Row>; 23] = [
     Column { name: "NAME", side: Side::Left, rank: 0, cell: |row| row.name.clone() },
     Column { name: "STATE", side: Side::Left, rank: 2, cell: |row| row.state.clone() },
     Column { name: "MEMSZ", side: Side::Right, rank: 1, cell: |row| format_size(row.memory_bytes) },
@@ -41,9 +41,11 @@ static COLUMNS: [Column<Row>; 21] = [
     Column { name: "OUTSZ", side: Side::Right, rank: 8, cell: |row| size(row.outbox_bytes) },
     Column { name: "OUTUSE", side: Side::Right, rank: 4, cell: |row| size(row.outbox_used_bytes) },
     Column { name: "TX/s", side: Side::Right, rank: 3, cell: |row| mib_per_s(row.outbox_sent_bytes_per_s) },
+    Column { name: "BLOCK%", side: Side::Right, rank: 4, cell: |row| per_cent(row.outbox_blocked) },
+    Column { name: "SLO", side: Side::Left, rank: 3, cell: |row| row.outbox_slo.clone().unwrap_or_else(|| "-".into()) },
 ];
 /// The last of them are those of outboxes.
-const OUTBOX_COLUMNS: usize = 3;
+const OUTBOX_COLUMNS: usize = 5;
 
 /// All columns that these rows have something for.
 pub fn columns(rows: &[Row]) -> &'static [Column<Row>] {
@@ -160,6 +162,10 @@ fn whole(rate: Option<f64>) -> String {
     rate.map_or("-".into(), |rate| format!("{rate:.0}"))
 }
 
+fn per_cent(part: Option<f64>) -> String {
+    part.map_or("-".into(), |part| format!("{:.1}", part * 100.0))
+}
+
 fn micros(us: Option<f64>) -> String {
     us.map_or("-".into(), |us| if us < 99.95 { format!("{us:.1}") } else { format!("{us:.0}") })
 }
@@ -211,8 +217,16 @@ mod tests {
         new.vms[1].outbox = Some(crate::outboxes::tests::sample("new"));
         let text = render(&host(), &rows(Some(&old), &new));
         let lines: Vec<String> = text.lines().map(words).collect();
-        assert!(lines[2].ends_with(" P99 OUTSZ OUTUSE TX/s"), "{text}");
-        assert!(lines[3].ends_with(" 12.5 - - -") && lines[4].ends_with(" 12.5 64M 48M -"), "{text}");
+        assert!(lines[2].ends_with(" P99 OUTSZ OUTUSE TX/s BLOCK% SLO"), "{text}");
+        assert!(lines[3].ends_with(" 12.5 - - - - -") && lines[4].ends_with(" 12.5 64M 48M - - -"), "{text}");
+        let profile = pagoda_api::OutboxProfile {
+            blocked_share: 0.125,
+            verdict: Some("infeasible".into()),
+            ..pagoda_api::OutboxProfile::default()
+        };
+        new.vms[1].outbox.as_mut().unwrap().profile = Some(Box::new(profile));
+        let text = render(&host(), &rows(Some(&old), &new));
+        assert!(text.lines().any(|line| words(line).ends_with(" 64M 48M - 12.5 infeasible")), "{text}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::hosts::HostsFile;
 use super::moves::MovesFile;
+use super::outbox::OutboxFile;
 use super::policy::PolicyFile;
 use super::snapshots::SnapshotsFile;
 use super::values::{Group, LargeFolios, Metrics, PageIn, Replacement};
@@ -37,6 +38,7 @@ pub(super) struct File {
     pub snapshots: SnapshotsFile,
     pub hosts: HostsFile,
     pub moves: MovesFile,
+    pub outbox: OutboxFile,
     pub policy: PolicyFile,
 }
 

@@ -50,6 +50,7 @@ fn registry(name: &str) -> (PathBuf, Arc<Registry>) {
         snapshots: crate::config::SnapshotsConfig::below(&dir),
         hosts: crate::config::HostsConfig::below(&dir),
         moves: crate::config::MovesConfig::default(),
+        outbox_period: crate::outboxes::PERIOD_DEFAULT,
         file: None,
         policy: crate::config::PolicyConfig::default(),
     };

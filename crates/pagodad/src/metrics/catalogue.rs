@@ -2,7 +2,7 @@
 
 use pagoda_api::{
     AutosnapshotInfo, BalloonInfo, HostInfo, HostPolicy, HostSnapshots, MoveStatus, OutboxFigures, OutboxInfo,
-    RemotePool, RemoteServer, TierInfo, VmInfo, VmPolicy, VmState,
+    OutboxProfile, RemotePool, RemoteServer, TierInfo, VmInfo, VmPolicy, VmState,
 };
 use pagoda_core::stats::{MetricDef, MetricKind};
 
@@ -183,6 +183,90 @@ pub(super) const OUTBOX: &[Row<OutboxInfo>] = &[
             "What the pool keeps for the outbox: more than its space while it drains.",
         ),
         value: |outbox| Value::Count(outbox.charged_bytes),
+    },
+];
+
+/// Of each VM whose outbox tells of jobs, with the same prefix.
+pub(super) const OUTBOX_PROFILE: &[Row<OutboxProfile>] = &[
+    Row {
+        def: counter("jobs_begun", "", "Files that the guest began to write."),
+        value: |profile| Value::Count(profile.jobs_begun),
+    },
+    Row {
+        def: counter("jobs_ended", "", "Files that the guest has written and published."),
+        value: |profile| Value::Count(profile.jobs_ended),
+    },
+    Row {
+        def: counter("jobs_given_up", "", "Files that were removed before they were published."),
+        value: |profile| Value::Count(profile.jobs_given_up),
+    },
+    Row {
+        def: counter("jobs_lost", "", "Jobs of which the daemon knows no times."),
+        value: |profile| Value::Count(profile.jobs_lost),
+    },
+    Row {
+        def: counter("refused_writes", "", "Writes that got no space."),
+        value: |profile| Value::Count(profile.refused_writes),
+    },
+    Row {
+        def: counter("writer_waits_seconds", "seconds", "Time in which at least one write waited for room."),
+        value: |profile| Value::Real(profile.blocked_ms as f64 / 1000.0),
+    },
+    Row {
+        def: counter("sending_seconds", "seconds", "Time in which a client or a writer waited for the network."),
+        value: |profile| Value::Real(profile.sending_ms as f64 / 1000.0),
+    },
+    Row {
+        def: counter(
+            "reading_seconds",
+            "seconds",
+            "Time in which clients had something to read, summed over clients: acknowledged bytes by it are the goodput of one.",
+        ),
+        value: |profile| Value::Real(profile.reading_ms as f64 / 1000.0),
+    },
+    Row {
+        def: gauge("arrivals_per_second", "", "Jobs that begin in a second, of the periods that are kept."),
+        value: |profile| Value::Real(profile.arrivals_per_s),
+    },
+    Row {
+        def: gauge("compute_mean_seconds", "seconds", "Mean time of a job without its waits; 0 if none is known."),
+        value: |profile| Value::Real(profile.compute_mean_s.unwrap_or(0.0)),
+    },
+    Row {
+        def: gauge("output_mean_bytes", "bytes", "Mean size of what a job writes; 0 if none is known."),
+        value: |profile| Value::Count(profile.output_mean_bytes.unwrap_or(0)),
+    },
+    Row {
+        def: gauge("response_mean_seconds", "seconds", "Mean time of a job; 0 if none is known."),
+        value: |profile| Value::Real(profile.response_mean_s.unwrap_or(0.0)),
+    },
+    Row {
+        def: gauge("response_p90_seconds", "seconds", "What nine jobs of ten do not exceed; 0 if none is known."),
+        value: |profile| Value::Real(profile.response_p90_s.unwrap_or(0.0)),
+    },
+    Row {
+        def: gauge(
+            "drain_bytes_per_second",
+            "",
+            "How fast the space drains while there is something to send; 0 if unknown.",
+        ),
+        value: |profile| Value::Count(profile.drain_bytes_per_s.unwrap_or(0)),
+    },
+    Row {
+        def: gauge("wanted_bytes", "bytes", "Space that the SLO needs by the last decision; 0 without one."),
+        value: |profile| Value::Count(profile.wanted_bytes.unwrap_or(0)),
+    },
+    Row {
+        def: gauge("windows", "", "Windows with jobs of which it is known whether they kept the SLO, at most 30."),
+        value: |profile| Value::Count(profile.windows),
+    },
+    Row {
+        def: gauge("windows_kept", "", "Those of them that kept it."),
+        value: |profile| Value::Count(profile.windows_kept),
+    },
+    Row {
+        def: gauge("infeasible", "", "1 if no size keeps the SLO, else 0."),
+        value: |profile| Value::Count(u64::from(profile.verdict.as_deref() == Some("infeasible"))),
     },
 ];
 

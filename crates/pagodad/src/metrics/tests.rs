@@ -89,6 +89,16 @@ fn outbox() -> pagoda_api::OutboxInfo {
         charged_bytes: 48 << 20,
         pid: Some(43),
         figures: Some(figures),
+        auto: None,
+        profile: Some(Box::new(pagoda_api::OutboxProfile {
+            jobs_begun: 12,
+            jobs_ended: 11,
+            arrivals_per_s: 0.25,
+            response_p90_s: Some(4.5),
+            verdict: Some("infeasible".into()),
+            sending_ms: 1500,
+            ..Default::default()
+        })),
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagoda_abi::attach::{OutboxFigures, Packet};
+use pagoda_abi::attach::{JOBS_MAX, List, OutboxCounts, OutboxFigures, OutboxJob, Packet};
 use pagoda_sys::socket::{Connection, Received};
 use rustix::event::{PollFd, PollFlags};
 
@@ -40,6 +40,29 @@ impl Line {
     /// # Errors
     /// No connection, no answer in time, or something else.
     pub fn ask(&mut self, question: impl Fn(u64) -> Packet) -> Result<OutboxFigures> {
+        match self.exchange(question)? {
+            Packet::Figures { figures, .. } => Ok(figures),
+            _ => self.unexpected(),
+        }
+    }
+
+    /// The same for the jobs behind the one with the number `after`.
+    ///
+    /// # Errors
+    /// As [`Line::ask`]; an older process does not know the question, and breaks the connection.
+    pub fn ask_jobs(&mut self, after: u64) -> Result<(OutboxCounts, List<OutboxJob, JOBS_MAX>)> {
+        match self.exchange(|seq| Packet::Jobs { seq, after })? {
+            Packet::JobsEnded { counts, jobs, .. } => Ok((counts, jobs)),
+            _ => self.unexpected(),
+        }
+    }
+
+    fn unexpected<T>(&mut self) -> Result<T> {
+        self.hang_up();
+        bail!("it answers something else")
+    }
+
+    fn exchange(&mut self, question: impl Fn(u64) -> Packet) -> Result<Packet> {
         let connection = match self.connection.take() {
             // It was asked nothing, so what is there is the end: it has closed a connection that was silent for long.
             Some(connection) if !connection.is_readable() => connection,
@@ -52,14 +75,17 @@ impl Line {
     }
 }
 
-fn ask_on(connection: &Connection, question: &Packet, seq: u64) -> Result<OutboxFigures> {
+fn ask_on(connection: &Connection, question: &Packet, seq: u64) -> Result<Packet> {
     let deadline = Instant::now() + ANSWER_WAIT;
     connection.send(question, &[]).context("ask it")?;
     loop {
         match connection.recv().context("hear its answer")? {
-            Received::Message { packet: Packet::Figures { seq: answered, figures }, fds } => {
+            Received::Message {
+                packet: packet @ (Packet::Figures { seq: answered, .. } | Packet::JobsEnded { seq: answered, .. }),
+                fds,
+            } => {
                 ensure!(answered == seq && fds.is_empty(), "it answers what it was not asked");
-                return Ok(figures);
+                return Ok(packet);
             }
             Received::Message { packet: Packet::Refused { text }, .. } => {
                 let text: String = text.as_str().chars().filter(|character| !character.is_control()).collect();

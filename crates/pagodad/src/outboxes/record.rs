@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use pagoda_abi::Token;
-use pagoda_api::types::{check_outbox_space, check_vm_name};
+use pagoda_api::types::{OutboxAuto, check_outbox_space, check_vm_name};
 use pagoda_image::checked_text::{seal, unseal};
 use serde::{Deserialize, Serialize};
 
+use super::settings;
 use crate::record::store::write_whole;
 
 /// Files of records end so.
@@ -47,6 +48,9 @@ pub struct Record {
     pub charged: u64,
     /// Process id and its start time (proc(5) stat, field 22); zeros before it came.
     pub pid: (u32, u64),
+    /// What its size follows, if it is not set by hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto: Option<OutboxAuto>,
 }
 
 impl Record {
@@ -61,6 +65,9 @@ impl Record {
         check_outbox_space(record.space).map_err(|what| anyhow!(what))?;
         check_outbox_space(record.charged).map_err(|what| anyhow!(what))?;
         ensure!(record.space <= record.charged, "its charge is below its space");
+        if let Some(auto) = &record.auto {
+            settings::read(auto).map_err(|what| anyhow!(what))?;
+        }
         for token in [&record.vm_token, &record.token] {
             ensure!(Token::from_hex(token).is_some(), "no token");
         }

@@ -13,7 +13,7 @@ fn in_dir(name: &str, body: impl FnOnce(&Path, &Outboxes)) {
     let dir = std::env::temp_dir().join(format!("pagodad-outboxes-{}-{name}", std::process::id()));
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(super::dir(&dir)).unwrap();
-    body(&dir, &Outboxes::new(&dir));
+    body(&dir, &Outboxes::new(&dir, PERIOD_DEFAULT));
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
@@ -180,13 +180,13 @@ fn a_change_is_charged_first_and_given_back_last() {
             _ => None,
         });
         let restored = || {
-            let again = Outboxes::new(dir);
+            let again = Outboxes::new(dir, PERIOD_DEFAULT);
             again.load(|_| true).unwrap();
             again.charged().charged.bytes().0
         };
         let mut changing = outbox.change();
         assert_eq!(changing.growth(Bytes(16 * MIB)), PageCount::ZERO);
-        let before = changing.begin(Bytes(16 * MIB));
+        let before = changing.begin(Bytes(16 * MIB), None);
         assert_eq!(charged(&outbox), 64 * MIB, "it has let go of nothing");
         changing.carry_out(before).unwrap();
         assert_eq!((charged(&outbox), restored()), (40 * MIB, 40 * MIB));
@@ -196,7 +196,7 @@ fn a_change_is_charged_first_and_given_back_last() {
         changing.look().unwrap();
         assert_eq!((charged(&outbox), restored()), (16 * MIB, 16 * MIB), "its space is its own");
         assert_eq!(changing.growth(Bytes(128 * MIB)).bytes(), Bytes(112 * MIB));
-        let before = changing.begin(Bytes(128 * MIB));
+        let before = changing.begin(Bytes(128 * MIB), None);
         assert_eq!(charged(&outbox), 128 * MIB);
         changing.line.hang_up();
         drop(peer.join().unwrap());
@@ -215,7 +215,7 @@ fn what_cannot_be_written_down_is_not_asked_for() {
         let (outbox, _listener) = made(outboxes);
         std::fs::rename(super::dir(dir), dir.join("away")).unwrap();
         let mut changing = outbox.change();
-        let before = changing.begin(Bytes(128 * MIB));
+        let before = changing.begin(Bytes(128 * MIB), None);
         assert!(matches!(changing.carry_out(before), Err(Unchanged::Record(_))));
         assert_eq!((charged(&outbox), outbox.space()), (64 * MIB, Bytes(64 * MIB)));
     });
@@ -228,7 +228,7 @@ fn the_next_daemon_knows_them_by_their_records() {
         let record = record_path(&super::dir(dir), outbox.id);
         let text = std::fs::read_to_string(&record).unwrap();
         let load = |has_vm: bool| {
-            let next = Outboxes::new(dir);
+            let next = Outboxes::new(dir, PERIOD_DEFAULT);
             next.load(|_| has_vm).unwrap();
             next.all().iter().map(|outbox| (outbox.info(has_vm).state, charged(outbox))).collect::<Vec<_>>()
         };
@@ -237,7 +237,7 @@ fn the_next_daemon_knows_them_by_their_records() {
         // Not whole, and not in its place: left alone.
         std::fs::write(&record, &text[..text.len() / 2]).unwrap();
         assert_eq!((load(true).len(), record.exists()), (0, true));
-        let next = Outboxes::new(dir);
+        let next = Outboxes::new(dir, PERIOD_DEFAULT);
         next.load(|_| true).unwrap();
         assert_eq!(next.unreadable(), std::slice::from_ref(&record));
         std::fs::write(&record, &text).unwrap();
@@ -251,5 +251,116 @@ fn the_next_daemon_knows_them_by_their_records() {
         // Its process has not come, and cannot any more.
         Record { pid: (0, 0), ..outbox.record() }.write(&record).unwrap();
         assert!(load(true).is_empty() && !record.exists());
+    });
+}
+
+fn auto(slo: &str) -> Auto {
+    let weight = pagoda_core::policy::Shares::new(7).unwrap();
+    Auto { slo: slo.parse().unwrap(), min: Bytes(MIB), max: Some(Bytes(256 * MIB)), weight }
+}
+
+/// What a size follows is written down before anything else, kept by the next daemon, and as before if the process does not answer.
+#[test]
+fn an_slo_is_kept_over_daemons_and_withdrawn_with_its_size() {
+    in_dir("slo", |dir, outboxes| {
+        let (outbox, listener) = made(outboxes);
+        let peer = in_thread(listener, |_, asked| match asked {
+            Packet::Look { seq } => Some(Packet::Figures { seq, figures: figures(64 * MIB, 0) }),
+            Packet::SetSpace { seq, bytes } => Some(Packet::Figures { seq, figures: figures(bytes, 0) }),
+            _ => None,
+        });
+        let next = || {
+            let next = Outboxes::new(dir, PERIOD_DEFAULT);
+            next.load(|_| true).unwrap();
+            next.all()[0].auto()
+        };
+        let mut changing = outbox.change();
+        let before = changing.begin(Bytes(64 * MIB), Some(auto("p90 4.6s")));
+        changing.carry_out(before).unwrap();
+        assert_eq!((outbox.auto(), next()), (Some(auto("p90 4.6s")), Some(auto("p90 4.6s"))));
+        let elastic = outboxes.elastic();
+        assert_eq!((elastic.spaces.bytes(), elastic.mins.bytes()), (Bytes(64 * MIB), Bytes(MIB)));
+        outbox.set_lingering(true);
+        assert_eq!(outboxes.elastic().spaces, PageCount::ZERO, "its VM has ended");
+        outbox.set_lingering(false);
+        changing.line.hang_up();
+        drop(peer.join().unwrap());
+        let before = changing.begin(Bytes(64 * MIB), None);
+        assert!(changing.carry_out(before).is_err());
+        assert_eq!((outbox.auto(), next()), (Some(auto("p90 4.6s")), Some(auto("p90 4.6s"))));
+        assert_eq!(outboxes.elastic().spaces, PageCount::ZERO, "a silent one gives nothing");
+    });
+}
+
+/// A process of an older version breaks the connection on a question that it does not know. It goes on to serve, and is asked that no more.
+#[test]
+fn a_process_that_knows_no_jobs_is_survived() {
+    in_dir("older", |_, outboxes| {
+        let (outbox, listener) = made(outboxes);
+        let peer = std::thread::spawn(move || {
+            let mut asked = 0;
+            // Three that end with the question, and one that does not.
+            for _ in 0..4 {
+                answer(&listener, |_, packet| match packet {
+                    Packet::Look { seq } => Some(Packet::Figures { seq, figures: figures(64 * MIB, 0) }),
+                    Packet::Jobs { .. } => {
+                        asked += 1;
+                        None
+                    }
+                    _ => None,
+                });
+            }
+            asked
+        });
+        for _ in 0..5 {
+            outbox.change().look().unwrap();
+            let _ = outbox.change().hear(1);
+            assert_eq!(outbox.info(true).state, OutboxState::Serving);
+        }
+        outbox.change().line.hang_up();
+        assert_eq!(peer.join().unwrap(), 3);
+    });
+}
+
+/// Jobs as a process tells of them, twice the packets' worth.
+#[test]
+fn jobs_are_heard_and_shown() {
+    use pagoda_abi::attach::{List, OutboxCounts, OutboxJob};
+    in_dir("jobs", |_, outboxes| {
+        let (outbox, listener) = made(outboxes);
+        let mut last = 5;
+        let peer = in_thread(listener, move |_, packet| match packet {
+            Packet::Look { seq } => Some(Packet::Figures { seq, figures: figures(64 * MIB, 0) }),
+            Packet::Jobs { seq, after } => {
+                let mut jobs = List::default();
+                for number in after.saturating_add(1)..=last {
+                    let job = OutboxJob { number, began_ms: 1, ended_ms: 501, output: 9, ..OutboxJob::default() };
+                    if !jobs.push(OutboxJob { id: *b"job\x1b0000000000000000000000000000", ..job }) {
+                        break;
+                    }
+                }
+                let counts = OutboxCounts { now_ms: 1000, oldest: 1, last, began: last, ..OutboxCounts::default() };
+                // More end behind the first question.
+                last += if after == u64::MAX { 30 } else { 0 };
+                Some(Packet::JobsEnded { seq, counts, jobs })
+            }
+            _ => None,
+        });
+        let mut heard = Vec::new();
+        for _ in 0..3 {
+            outbox.change().look().unwrap();
+            let now = outbox.change().hear(outboxes.now_ms()).unwrap().unwrap();
+            outboxes.heard(&outbox, &now);
+            heard.push(now.jobs.len());
+        }
+        assert_eq!(heard, [0, 30, 0]);
+        let profile = outboxes.info(&outbox, true).profile.unwrap();
+        assert_eq!((profile.jobs_ended, profile.jobs_lost, profile.recent.len()), (35, 0, 10));
+        let job = &profile.recent[0];
+        assert_eq!((job.number, job.took_ms, job.output_bytes), (35, 500, 9));
+        assert!(job.id.starts_with("job?000"), "{}", job.id);
+        assert_eq!(profile.verdict, None, "its size is set by hand");
+        outbox.change().line.hang_up();
+        drop(peer.join().unwrap());
     });
 }

@@ -35,7 +35,11 @@ fn watch(registry: &Registry, outbox: &Outbox) {
             break;
         }
         let before = outbox.charged();
+        outbox.set_lingering(!registry.has_vm(outbox.vm_token));
         let looked = outbox.change().look();
+        if looked.is_ok() {
+            hear(registry, outbox);
+        }
         if outbox.charged() != before {
             registry.count_outboxes();
             registry.governor.doorbell.ring();
@@ -58,6 +62,16 @@ fn watch(registry: &Registry, outbox: &Outbox) {
         thread::sleep(LOOK);
     }
     registry.outboxes.forget(outbox);
+}
+
+/// Takes in what has become of its guest's jobs.
+fn hear(registry: &Registry, outbox: &Outbox) {
+    let heard = outbox.change().hear(registry.outboxes.now_ms());
+    match heard {
+        Ok(Some(heard)) => registry.outboxes.heard(outbox, &heard),
+        Ok(None) => {}
+        Err(error) => tracing::debug!(vm = %outbox.vm, "jobs of its outbox: {}", in_full(error.as_ref())),
+    }
 }
 
 /// Until figures are due, or its process ends. Whether that ended.

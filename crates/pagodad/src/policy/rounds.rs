@@ -65,8 +65,9 @@ pub fn make(registry: &Arc<Registry>) {
     let now_ms = registry.governor.now_ms();
     // Under the policy's lock, under which charges rise: nobody is promised meanwhile what an outbox was given.
     let Charged { charged: outboxes, held: outboxes_held } = registry.outboxes.charged();
+    let elastic = registry.outboxes.elastic();
     let (memory, available_min) = (state.memory, state.config.host_available_min);
-    let host = HostReport { now_ms, memory, available_min, templates, outboxes, outboxes_held };
+    let host = HostReport { now_ms, memory, available_min, templates, outboxes, outboxes_held, elastic };
     let before = state.rounds.last().map(|last| (last.plan.state, last.plan.stuck.is_some()));
     recording.begin(state.rounds.policy.host(), governor.seed);
     recording.before(&state.rounds.policy);

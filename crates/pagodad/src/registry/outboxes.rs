@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use pagoda_abi::Token;
-use pagoda_api::types::{ApiError, ErrorCode, OutboxInfo, OutboxList, check_outbox_space};
-use pagoda_core::policy::{Change, SwapSpace};
+use pagoda_api::types::{ApiError, ErrorCode, OutboxExplanation, OutboxInfo, OutboxList, OutboxPatch};
+use pagoda_core::outbox::round::{Auto, HostShare};
+use pagoda_core::outbox::settings::InvalidSpace;
+use pagoda_core::policy::{Change, ReclaimState, SwapSpace};
 use pagoda_core::units::{Bytes, PageCount};
 
 use super::templates::Wanted;
 use super::{Registry, internal, no_such_vm};
-use crate::outboxes::{Changing, Outbox, Unchanged, watch};
+use crate::outboxes::{Before, Changing, Outbox, Unchanged, settings, watch};
 use crate::policy::State;
 
 impl Registry {
@@ -66,13 +68,13 @@ impl Registry {
 
     /// That of a VM.
     pub(super) fn outbox_of(&self, vm_token: Token) -> Option<OutboxInfo> {
-        self.outboxes.of_vm(vm_token).map(|outbox| outbox.info(true))
+        self.outboxes.of_vm(vm_token).map(|outbox| self.outboxes.info(&outbox, true))
     }
 
     /// `GET /v1/outboxes`.
     pub fn list_outboxes(&self) -> OutboxList {
         let mut outboxes: Vec<OutboxInfo> =
-            self.outboxes.all().iter().map(|outbox| outbox.info(self.has_vm(outbox.vm_token))).collect();
+            self.outboxes.all().iter().map(|outbox| self.outboxes.info(outbox, self.has_vm(outbox.vm_token))).collect();
         outboxes.sort_by(|a, b| a.vm.cmp(&b.vm));
         OutboxList { outboxes }
     }
@@ -83,7 +85,16 @@ impl Registry {
     /// No such VM, or one without an outbox.
     pub fn get_outbox(&self, name: &str) -> Result<OutboxInfo, ApiError> {
         let (outbox, has_vm) = self.find_outbox(name)?;
-        Ok(outbox.info(has_vm))
+        Ok(self.outboxes.info(&outbox, has_vm))
+    }
+
+    /// `GET /v1/outboxes/NAME/explain`.
+    ///
+    /// # Errors
+    /// As [`Self::get_outbox`].
+    pub fn explain_outbox(&self, name: &str) -> Result<OutboxExplanation, ApiError> {
+        let (outbox, _) = self.find_outbox(name)?;
+        Ok(self.outboxes.explain(&outbox))
     }
 
     /// That of the VM that runs by this name. If none does, the last of those whose VMs have ended, and `false`.
@@ -105,10 +116,9 @@ impl Registry {
     /// `PATCH /v1/outboxes/NAME`: more is admitted first; less comes back as the process lets go of it.
     ///
     /// # Errors
-    /// A size that no outbox has, no such outbox, no room, no answer.
-    pub fn set_outbox(&self, name: &str, space_bytes: u64) -> Result<OutboxInfo, ApiError> {
-        check_outbox_space(space_bytes).map_err(|text| ApiError::new(ErrorCode::BadRequest, text, None))?;
-        let space = Bytes(space_bytes);
+    /// Settings that contradict themselves or that the pool cannot keep, no such outbox, no room, no answer.
+    pub fn set_outbox(&self, name: &str, patch: &OutboxPatch) -> Result<OutboxInfo, ApiError> {
+        patch.check().map_err(|text| ApiError::new(ErrorCode::BadRequest, text, None))?;
         let (outbox, has_vm) = self.find_outbox(name)?;
         let mut changing = outbox.change();
         if !has_vm {
@@ -119,10 +129,13 @@ impl Registry {
             let problem = format!("the process of the outbox of {name} has not come, or has ended");
             return Err(ApiError::new(ErrorCode::WrongState, problem, Some("see `pagoda outbox show`")));
         }
+        let wanted = settings::merge(patch, outbox.auto().as_ref())
+            .map_err(|text| ApiError::new(ErrorCode::BadRequest, format!("the outbox of {name}: {text}"), None))?;
+        let (space, auto) = self.check_wanted(&outbox, wanted)?;
         let swap = self.swap_space(&self.lock())?;
-        let begun = match self.begin_space(&changing, space, &swap) {
+        let begun = match self.begin_space(&changing, (space, auto), &swap) {
             // What no VM uses is in nobody's way.
-            Err(_) if self.drop_templates(Wanted::Now) => self.begin_space(&changing, space, &swap),
+            Err(_) if self.drop_templates(Wanted::Now) => self.begin_space(&changing, (space, auto), &swap),
             begun => begun,
         };
         let before = begun.map_err(|error| {
@@ -134,7 +147,7 @@ impl Registry {
         self.count_outboxes();
         self.governor.doorbell.ring();
         match carried_out {
-            Ok(()) => Ok(outbox.info(true)),
+            Ok(()) => Ok(self.outboxes.info(&outbox, true)),
             Err(error @ Unchanged::Record(_)) => Err(internal("change the space of an outbox", error)),
             Err(Unchanged::Silent(error)) => {
                 let why = pagoda_api::in_full(error.as_ref());
@@ -145,13 +158,61 @@ impl Registry {
         }
     }
 
+    /// The space that is wanted from now on, and what it follows. That of an SLO is as it is until the next period, within its limits.
+    fn check_wanted(&self, outbox: &Outbox, wanted: settings::Wanted) -> Result<(Bytes, Option<Auto>), ApiError> {
+        let auto = match wanted {
+            settings::Wanted::Fixed(space) => return Ok((space, None)),
+            settings::Wanted::Auto(auto) => auto,
+        };
+        let (fixed, other_mins) = self.outboxes.of_others(outbox);
+        let most = self.governor.lock().rounds.policy.outboxes_max().saturating_sub(fixed).bytes();
+        auto.check(most, other_mins, self.outboxes.period()).map_err(|error| {
+            let code = match error {
+                InvalidSpace::BeyondPool { .. } | InvalidSpace::MinsBeyondPool { .. } => ErrorCode::NoRoom,
+                _ => ErrorCode::BadRequest,
+            };
+            ApiError::new(code, format!("the outbox of {}: {error}", outbox.vm), None)
+        })?;
+        Ok((outbox.space().clamp(auto.min, auto.max.unwrap_or(most).max(auto.min)), Some(auto)))
+    }
+
+    /// What the host has for outboxes now.
+    pub fn outbox_share(&self) -> HostShare {
+        let policy = self.governor.lock();
+        let capacity = policy.rounds.policy.outboxes_max().bytes();
+        let Some(last) = policy.rounds.last() else {
+            return HostShare { capacity, spare: Bytes::ZERO, yielded: None };
+        };
+        let is_at_ease = last.plan.state == ReclaimState::High;
+        let free = last.plan.free.saturating_sub(policy.rounds.policy.host().free_goal()).min(last.pool.room);
+        let spare = if is_at_ease { free.bytes() } else { Bytes::ZERO };
+        HostShare { capacity, spare, yielded: last.yielded }
+    }
+
+    /// Has an outbox whose size follows an SLO have another one.
+    ///
+    /// # Errors
+    /// There is no room for it, or its process does not answer: it is to have what it had.
+    pub fn resize_outbox(&self, outbox: &Outbox, space: Bytes) -> Result<(), String> {
+        let mut changing = outbox.change();
+        // Meanwhile it may have been set by hand, or have ended.
+        let Some(auto) = outbox.auto().filter(|_| outbox.process().is_some()) else { return Ok(()) };
+        let swap = self.swap_space(&self.lock()).map_err(|error| error.message)?;
+        let begun = self.begin_space(&changing, (space, Some(auto)), &swap).map_err(|error| error.message)?;
+        let carried_out = changing.carry_out(begun);
+        drop(changing);
+        self.count_outboxes();
+        self.governor.doorbell.ring();
+        carried_out.map_err(|error| pagoda_api::in_full(&error))
+    }
+
     /// Charges what a new space needs, if there is room for it.
     fn begin_space(
         &self,
         changing: &Changing<'_>,
-        space: Bytes,
+        (space, auto): (Bytes, Option<Auto>),
         swap: &SwapSpace,
-    ) -> Result<pagoda_core::outbox::charge::Charge, ApiError> {
+    ) -> Result<Before, ApiError> {
         let mut policy = self.governor.lock();
         let charged = self.count_outboxes_in(&mut policy);
         let growth = changing.growth(space);
@@ -159,14 +220,16 @@ impl Registry {
             let admission = policy.rounds.policy.admission(&Change::Outboxes(charged + growth), swap);
             admission.verdict().map_err(|refused| self.not_admitted(&refused.into()))?;
         }
-        let before = changing.begin(space);
+        let before = changing.begin(space, auto);
         self.count_outboxes_in(&mut policy);
         Ok(before)
     }
 
     /// What of outboxes needs somebody's attention.
     pub(super) fn outbox_problems(&self) -> Vec<String> {
-        let of = |outbox: &Arc<Outbox>| Some(format!("the outbox of {}: {}", outbox.vm, outbox.info(true).problem?));
+        let of = |outbox: &Arc<Outbox>| {
+            Some(format!("the outbox of {}: {}", outbox.vm, self.outboxes.info(outbox, true).problem?))
+        };
         let unreadable = self.outboxes.unreadable().into_iter().map(|path| {
             format!(
                 "{}: the record of an outbox cannot be read, and the pool keeps nothing for it: end its process \

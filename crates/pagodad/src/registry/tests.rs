@@ -37,6 +37,7 @@ pub fn registry(dir: &Path) -> Registry {
         snapshots: crate::config::SnapshotsConfig::below(dir),
         hosts: crate::config::HostsConfig::below(dir),
         moves: crate::config::MovesConfig::default(),
+        outbox_period: crate::outboxes::PERIOD_DEFAULT,
         file: None,
         policy: PolicyConfig { pool: Some(Bytes(POOL)), ..PolicyConfig::default() },
     };
@@ -191,11 +192,14 @@ fn an_outbox_of_an_earlier_vm_is_not_taken_for_that_of_a_later_one() {
         make(2, start);
         make(1, start - 1);
         assert_eq!(shown().unwrap(), 2);
-        let refused = registry.set_outbox("web1", 4 << 20).unwrap_err();
+        let refused = registry.set_outbox("web1", &pagoda_api::OutboxPatch::space(4 << 20)).unwrap_err();
         assert!(refused.code == ErrorCode::NoSuchVm && refused.message.contains("does not run"), "{refused:?}");
         registry.find_again(Record::new("web1", Token([3; 16]), VmKind::Qemu, &[64 << 20], VmSpec::default()));
         assert_eq!(shown().unwrap_err().code, ErrorCode::NoSuchOutbox);
-        assert_eq!(registry.set_outbox("web1", 4 << 20).unwrap_err().code, ErrorCode::NoSuchOutbox);
+        assert_eq!(
+            registry.set_outbox("web1", &pagoda_api::OutboxPatch::space(4 << 20)).unwrap_err().code,
+            ErrorCode::NoSuchOutbox
+        );
         make(3, start);
         assert_eq!((shown().unwrap(), registry.list_outboxes().outboxes.len()), (3, 3));
     });

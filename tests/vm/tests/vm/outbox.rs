@@ -1,5 +1,6 @@
 //! Outboxes: a guest writes files with unmodified programs, and the host sends them by HTTP.
 
+mod size;
 mod survival;
 
 use std::fs;
@@ -30,10 +31,11 @@ const POOL: &str = "1G";
 const NOT_FOUND: i32 = 4;
 const NO_ROOM: i32 = 5;
 
-/// A daemon with so much DRAM for VMs.
+/// A daemon with so much DRAM for VMs, which looks at sizes every five seconds.
 fn pool_of(lab: &Lab, pool: &str) -> Result<DaemonOptions> {
     let path = lab.dir().join("pagoda.toml");
-    fs::write(&path, format!("[policy]\npool = \"{pool}\"\n")).context("write the configuration")?;
+    fs::write(&path, format!("[policy]\npool = \"{pool}\"\n[outbox]\nperiod_s = 5\n"))
+        .context("write the configuration")?;
     let mut options = DaemonOptions::new(Folios::Small);
     options.more = vec!["--config".into(), path.to_string_lossy().into_owned()];
     Ok(options)

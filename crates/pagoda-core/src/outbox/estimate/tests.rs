@@ -9,6 +9,7 @@ use crate::outbox::simulate::judge::{long_run_mean_s, predicted_and_measured_s};
 use crate::outbox::simulate::run;
 use crate::outbox::simulate::run::Static;
 use crate::outbox::simulate::scenario::{BASE, Load, PERIOD_S, Phase, Scenario, mean_slo, settings, standard};
+use crate::outbox::slo::{Slo, Statistic};
 use crate::outbox::stream::exponential;
 
 const MB: u64 = 1_000_000;
@@ -28,6 +29,8 @@ fn known(load: &Load) -> Inputs {
         jobs: jobs.collect(),
         drain: load.drain.0 as f64,
         window: Duration::from_secs(PERIOD_S),
+        thinks_s: Vec::new(),
+        parallel: 1.0,
     }
 }
 
@@ -102,7 +105,7 @@ fn profile_of(load: Load, start: Bytes, periods: usize) -> (Estimator, Option<Es
         }
     }
     let scenario = Scenario { start, phases: vec![Phase { name: "one", periods, load }], ..standard(mean_slo(), 1) };
-    let mut keep = Keep(Estimator::new(scenario.settings), None);
+    let mut keep = Keep(Estimator::new(scenario.settings, Source::Open), None);
     run(&scenario, 11, &mut keep);
     (keep.0, keep.1)
 }
@@ -120,7 +123,7 @@ fn hidden_interference_is_learnt() {
 /// Jobs that take longer than the model can say: each waits for something else before it begins.
 #[test]
 fn what_the_model_leaves_out_is_corrected() {
-    let mut estimator = Estimator::new(settings(mean_slo()));
+    let mut estimator = Estimator::new(settings(mean_slo()), Source::Open);
     let mut profile = Profiler::new(0, Counters::default());
     let mut counters = Counters::default();
     let mut last = None;
@@ -163,7 +166,7 @@ fn unknown_computing_times_are_what_did_not_wait() {
     let (acknowledged, sending) = (Bytes(120 * MB), Duration::from_secs(3));
     let counters = Counters { acknowledged, sending, arrivals: 12, ..Counters::default() };
     profile.close_period(60_000, Bytes(64 * MB), counters, &jobs);
-    let terms = Estimator::new(settings(mean_slo())).update(&profile, Bytes(64 * MB)).unwrap().terms;
+    let terms = Estimator::new(settings(mean_slo()), Source::Open).update(&profile, Bytes(64 * MB)).unwrap().terms;
     assert!((terms.compute_mean_s - 1.5).abs() < 1e-9 && terms.compute_factor == 1.0, "{terms:?}");
 }
 
@@ -171,7 +174,7 @@ fn unknown_computing_times_are_what_did_not_wait() {
 fn too_little_is_said_to_be_too_little() {
     let (_, estimate) = profile_of(Load { arrivals_per_s: 0.01, ..BASE }, Bytes(100 * MB), 5);
     assert_eq!(estimate, None);
-    let mut estimator = Estimator::new(settings(mean_slo()));
+    let mut estimator = Estimator::new(settings(mean_slo()), Source::Open);
     assert_eq!(estimator.update(&Profiler::new(0, Counters::default()), Bytes(1)), None);
 }
 
@@ -202,4 +205,65 @@ fn where_memory_helps_and_what_would_help_else() {
     // With what it proposes, the SLO is kept.
     let mended = long_run_mean_s(Load { drain: bandwidth, ..BASE }, settings(mean_slo()).max, 3);
     assert!(mended < 4.6 * 1.1, "{mended}");
+}
+
+/// A guest that does `lanes` jobs at a time, each after the other with a pause of a second. A job computes for half a second and
+/// writes 20 MB; 10 MB a second drain for each lane. Two periods of a minute with this space.
+fn one_after_the_other(space: u64, lanes: u64) -> Profiler {
+    let mut profile = Profiler::new(0, Counters::default());
+    let (mut counters, mut at_s, mut backlog) = (Counters::default(), 0.0, 0.0);
+    let (share, drain) = ((space / lanes) as f64, 10e6);
+    for period in 1..=2u64 {
+        let mut jobs = Vec::new();
+        while at_s < period as f64 * 60.0 - 4.0 {
+            let served = serve(JobSize { compute_s: 0.5, output: 20e6 }, backlog, share, drain);
+            let ms = |s: f64| (s * 1000.0).round() as u64;
+            let job = Job {
+                arrived_ms: ms(at_s),
+                began_ms: ms(at_s),
+                ended_ms: ms(at_s + served.service_s),
+                compute: Duration::ZERO,
+                blocked: Duration::from_secs_f64(served.service_s - 0.5),
+                output: Bytes(20_000_000),
+                backlog: Bytes(backlog as u64 * lanes),
+            };
+            jobs.extend((0..lanes).map(|_| job));
+            at_s += served.service_s + 1.0;
+            backlog = (served.backlog - drain).max(0.0);
+        }
+        counters.arrivals += jobs.len() as u64;
+        counters.acknowledged += Bytes(lanes * 400 * MB);
+        counters.sending += Duration::from_secs(40);
+        profile.close_period(period * 60_000, Bytes(space), counters, &jobs);
+    }
+    profile
+}
+
+/// Where each job begins after the one before, nobody queues: the response is the job itself, and a guest that is always busy
+/// is not overloaded.
+#[test]
+fn jobs_that_follow_each_other_do_not_queue() {
+    for lanes in [1, 3] {
+        let space = 2 * MB * lanes;
+        let profile = one_after_the_other(space, lanes);
+        assert!((profile.parallel() / lanes as f64 - 1.0).abs() < 1e-9);
+        let of = |limit_ms| {
+            let slo = Slo { statistic: Statistic::Mean, limit: Duration::from_millis(limit_ms) };
+            let settings = SpaceSettings { slo, max: Bytes(200 * MB), ..settings(slo) };
+            Estimator::new(SpaceSettings { min: Bytes(MB), ..settings }, Source::Closed)
+                .update(&profile, Bytes(space))
+                .unwrap()
+        };
+        // (0 + 20 - B) / 10 seconds up to a space of 10 MB, which drains in a pause; 1 s from there on.
+        let kept = of(1200);
+        assert!((kept.now.mean_s - 1.8).abs() < 0.02, "{lanes}: {kept:?}");
+        assert_eq!(kept.verdict, Verdict::Kept);
+        assert!((kept.needed.0 as f64 / (8e6 * lanes as f64) - 1.0).abs() < 0.15, "{lanes}: {}", kept.needed);
+        let Verdict::Infeasible(help) = of(700).verdict else { panic!("no space makes it faster than 1 s") };
+        // 20 MB in 1.7 s.
+        let needed = 20e6 / 1.7 * lanes as f64;
+        assert!(help.is_overloaded && (help.bandwidth.unwrap().0 as f64 / needed - 1.0).abs() < 0.02, "{help:?}");
+        let infeasible = of(700).needed;
+        assert!(infeasible.0 > 5 * MB * lanes, "space is still of use: {infeasible}");
+    }
 }

@@ -43,6 +43,23 @@ fn windows_are_sums_of_periods() {
 }
 
 #[test]
+fn jobs_follow_each_other_in_lanes() {
+    let of = |times: &[(u64, u64)]| {
+        let mut profile = Profiler::new(0, Counters::default());
+        let jobs: Vec<Job> = times.iter().map(|&(began, ended)| job(began, began, ended)).collect();
+        profile.close_period(MINUTE_MS, SPACE, Counters::default(), &jobs);
+        (profile.thinks_s(), profile.parallel())
+    };
+    assert_eq!(of(&[]), (vec![], 1.0));
+    assert_eq!(of(&[(0, 2000), (3000, 4000), (4000, 5000)]), (vec![1.0, 0.0], 1.0));
+    // Two at a time, in the order in which they ended.
+    assert_eq!(of(&[(0, 1000), (0, 2000), (2000, 3000), (2500, 4000)]), (vec![0.0, 1.5], 5500.0 / 4000.0));
+    assert_eq!(of(&[(0, 1000), (0, 1000), (2000, 3000), (2000, 3000)]), (vec![1.0, 1.0], 2.0));
+    // A long one overlaps all others.
+    assert_eq!(of(&[(1000, 2000), (3000, 4000), (0, 9000)]), (vec![1.0], 11.0 / 9.0));
+}
+
+#[test]
 fn a_drain_is_that_of_times_with_something_to_send() {
     let mut profile = Profiler::new(0, Counters::default());
     let mut total = Counters::default();

@@ -19,6 +19,7 @@ fn host(now_s: u64, available_mib: u64) -> HostReport {
         templates: PageCount::ZERO,
         outboxes: PageCount::ZERO,
         outboxes_held: PageCount::ZERO,
+        elastic: Elastic::default(),
     }
 }
 
@@ -320,4 +321,47 @@ fn outboxes_are_charged_and_take_nothing_that_is_promised() {
         !rounds.policy.admission(&Change::Add(&asked, Overhead::default()), &swap).is_admitted(),
         "no sum overflows"
     );
+}
+
+/// What the host lacks is given by outboxes that can, before a VM is asked; and by VMs when these have nothing more, or readers of
+/// them stand still.
+#[test]
+fn outboxes_give_before_vms_are_paged_out() {
+    let with = |now_s: u64, elastic: Elastic| HostReport { outboxes: mib(400), elastic, ..host(now_s, 8 << 10) };
+    let all = Elastic { spaces: mib(400), mins: mib(8), charged: mib(400) };
+    let round = |rounds: &mut Rounds, resident: u64, host: &HostReport| {
+        rounds.make(host, &[report(ID, 900, armed(resident))]);
+        let last = rounds.last().unwrap();
+        (last.plan.state, last.plan.need, last.yielded)
+    };
+    let new = || rounds(1024, &[(ID, VmSettings::new(mib(900)))]);
+
+    let (state, need, yielded) = round(&mut new(), 600, &with(1, Elastic::default()));
+    assert!(state > ReclaimState::High && need > PageCount::ZERO && yielded.is_none(), "a size set by hand stays");
+    let mut rounds = new();
+    let (state, none, yielded) = round(&mut rounds, 600, &with(1, all));
+    assert_eq!((state, none), (ReclaimState::High, PageCount::ZERO));
+    let yielded = yielded.unwrap();
+    assert_eq!((yielded.withheld >= need.bytes(), yielded.left), (true, Bytes::ZERO), "{yielded:?}");
+    // It drains, or was not told yet: nobody is asked again.
+    let told = Elastic { spaces: yielded.pool.pages_floor(), ..all };
+    for elastic in [all, told] {
+        let (_, need, again) = round(&mut rounds, 600, &with(2, elastic));
+        assert_eq!((need, again.unwrap().pool), (PageCount::ZERO, yielded.pool), "{elastic:?}");
+    }
+    // It has let go.
+    let gone = Elastic { charged: told.spaces, ..told };
+    let host_after = HostReport { outboxes: told.spaces, ..with(3, gone) };
+    assert_eq!(round(&mut rounds, 600, &host_after).1, PageCount::ZERO);
+    // Readers stand still: the VM gives what is still missing.
+    let mut stuck = new();
+    round(&mut stuck, 1000, &with(1, all));
+    let least = Elastic { spaces: mib(8), ..all };
+    assert!(round(&mut stuck, 1000, &with(2, least)).1 > PageCount::ZERO, "all of it would not be enough");
+    let mut stuck = new();
+    round(&mut stuck, 600, &with(1, all));
+    for (now_s, is_asked) in [(2, false), (6, false), (7, true)] {
+        let (_, need, yielded) = round(&mut stuck, 600, &with(now_s, Elastic { spaces: mib(8), ..all }));
+        assert_eq!(need > PageCount::ZERO, is_asked, "at {now_s} s: {yielded:?}");
+    }
 }
