@@ -76,7 +76,7 @@ mod mapper;
 mod outbox;
 mod text;
 
-pub use self::mapper::{LentFile, LentMap, MAPS_MAX, Maps};
+pub use self::mapper::{LentFile, LentMap, MAPS_MAX};
 pub use self::outbox::{JOBS_MAX, LABEL_BYTES, OutboxCounts, OutboxFigures, OutboxJob};
 pub use self::text::{REFUSED_TEXT_MAX, Text};
 use crate::{ABI_VERSION, REGIONS_MAX, Token, UFFDS_MAX};
@@ -201,6 +201,9 @@ pub struct Range {
     pub len: u64,
 }
 
+/// All that a mapper maps.
+pub type Maps = List<LentMap, MAPS_MAX>;
+
 /// Ranges of one command.
 pub type Ranges = List<Range, RANGES_MAX>;
 
@@ -324,6 +327,18 @@ impl Encoded {
         self.u32(map.region);
         self.u32(0);
         self.words([map.offset, map.len, map.addr]);
+    }
+
+    fn lent(&mut self, words: [u32; 2], files: &List<LentFile, REGIONS_MAX>) {
+        words.into_iter().for_each(|word| self.u32(word));
+        self.u32(files.len as u32);
+        files.as_slice().iter().for_each(|file| self.words([file.dev, file.ino, file.len]));
+    }
+
+    fn maps(&mut self, pid: u32, maps: &Maps) {
+        self.u32(pid);
+        self.u32(maps.len as u32);
+        maps.as_slice().iter().for_each(|map| self.map(map));
     }
 
     fn jobs(&mut self, seq: u64, counts: &OutboxCounts, jobs: &List<OutboxJob, JOBS_MAX>) {
@@ -529,13 +544,11 @@ impl Packet {
             | Packet::Split { seq, ranges }
             | Packet::Join { seq, ranges } => out.ranges(*seq, ranges),
             Packet::Zapped { seq, epoch, errno } => {
-                out.u64(*seq);
-                out.u64(*epoch);
+                out.words([*seq, *epoch]);
                 out.u32(*errno);
             }
             Packet::Collapsed { seq, errno, done } => {
-                out.u64(*seq);
-                out.u32(*errno);
+                out.numbered(*seq, *errno);
                 out.u32(*done);
             }
             Packet::Clock { seq } | Packet::Clocked { seq } | Packet::Discarded { seq } | Packet::Look { seq } => {
@@ -548,24 +561,14 @@ impl Packet {
             Packet::Folios { large } => out.u32(u32::from(*large)),
             Packet::Gate { seq, open } | Packet::Gated { seq, open } => out.numbered(*seq, u32::from(*open)),
             Packet::Owned { order: seq, errno } | Packet::Mapped { seq, errno } => out.numbered(*seq, *errno),
-            Packet::Lent { flags, slot, files } => {
-                out.u32(*flags);
-                out.u32(*slot);
-                out.u32(files.len as u32);
-                files.as_slice().iter().for_each(|file| out.words([file.dev, file.ino, file.len]));
-            }
-            Packet::Maps { pid, maps } => {
-                out.u32(*pid);
-                out.u32(maps.len as u32);
-                maps.as_slice().iter().for_each(|map| out.map(map));
-            }
+            Packet::Lent { flags, slot, files } => out.lent([*flags, *slot], files),
+            Packet::Maps { pid, maps } => out.maps(*pid, maps),
             Packet::Map { seq, map } | Packet::Unmap { seq, map } => {
                 out.u64(*seq);
                 out.map(map);
             }
             Packet::Discard { seq, region, offset, len } | Packet::Own { order: seq, region, offset, len } => {
-                out.u64(*seq);
-                out.u32(*region);
+                out.numbered(*seq, *region);
                 out.u32(0);
                 out.u64(*offset);
                 out.u64(*len);

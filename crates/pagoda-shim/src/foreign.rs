@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use pagoda_abi::attach::{ForeignReason, Packet};
 
+use crate::config::Role;
+use crate::say::give_up;
 use crate::{clock, lent, link};
 
 const REASONS: [ForeignReason; 4] =
@@ -74,8 +76,12 @@ pub fn allow_lending() {
 /// Reports a reason and waits until the daemon has brought all of RAM back for good. A daemon that is away is waited for,
 /// as by a thread that faults; a VM that was never handed over has nothing to wait for.
 pub fn report_and_wait(reason: ForeignReason) {
-    if crate::mapper::is_one() {
-        return crate::mapper::pass_on();
+    if crate::config::config().is_some_and(|config| config.role == Role::Mapper) {
+        // It may pass RAM on to a child that maps it while it does not: that has the same shim.
+        if crate::ram::is_mapped() {
+            give_up(format_args!("this process was about to pass a VM's RAM on, which one that maps it may not"));
+        }
+        return;
     }
     // Another thread may have reported it, and wait still.
     if REPORTED.load(Ordering::Relaxed) & bit(reason) != 0 && !lent::is_any_lent() {

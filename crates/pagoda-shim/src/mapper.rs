@@ -400,14 +400,6 @@ pub extern "C" fn pagoda_mapper_release() {
     release();
 }
 
-/// RAM goes on to another process. That may only be a child of this one that maps it, while this one does not: it has the same shim.
-pub fn pass_on() {
-    if OWN.get().is_none() {
-        return;
-    }
-    give_up(format_args!("this process was about to pass a VM's RAM on, which a mapper may not"))
-}
-
 /// Whether this process is a mapper.
 pub fn is_one() -> bool {
     config().is_some_and(|config| config.role == Role::Mapper)

@@ -201,17 +201,9 @@ fn fetch(connection: &Connection, registry: &Registry, token: Token, peer: Peer)
     Ok(())
 }
 
-/// Whether a process of this user may be one of the VM's.
-fn may_serve(vm: &Vm, peer: Peer) -> Result<()> {
-    let own = rustix::process::geteuid().as_raw();
-    let is_starter = vm.started_by.is_some_and(|by| by.uid == peer.uid);
-    ensure!(peer.uid == 0 || peer.uid == own || is_starter, "user {} may not serve {}", peer.uid, vm.record.name);
-    Ok(())
-}
-
 /// Gives the process of an outbox what its control connections come to, and remembers it as that process.
 fn give_outbox(connection: &Connection, registry: &Arc<Registry>, token: Token, peer: Peer) -> Result<()> {
-    let may = |vm: &Vm| may_serve(vm, peer);
+    let may = |vm: &Vm| lend::may_serve(vm, peer);
     let start = process::start_time(peer.pid).context("look at the process")?;
     let listener = registry.give_outbox(token, may, (peer.pid, start))?;
     connection.send(&Packet::Welcome { flags: 0 }, &[listener.as_fd()])?;
@@ -305,12 +297,10 @@ fn attach(
     let swap = swap.map_or_else(|| open_swap(registry, &name, &record), Ok)?;
     let (space, shared, mut kept) = unpack(registry, &record, hello, prepared.as_ref().map(|of| of.shared.as_fd()))?;
     let view = SharedMap::from_fd(shared.as_fd().try_clone_to_owned().context("share the VM's shared memory")?)?;
-    let taken_over = prepared.is_none();
-    let template = prepared.and_then(|of| of.template);
+    let (taken_over, template) = (prepared.is_none(), prepared.and_then(|of| of.template));
     let loan = borrowed(registry, &record, &mut kept, template, space.chunks(), pid)?;
     let borrows = loan.is_some();
-    let inode = space.regions().next().map_or(0, |(_, region)| region.ram.inode().1);
-    let inodes = space.regions().map(|(_, region)| region.ram.inode()).collect();
+    let inodes: Vec<_> = space.regions().map(|(_, region)| region.ram.inode()).collect();
     let (handle, inbox) = channel_pair()?;
     let handle = Arc::new(handle);
     let joined = registry.join_group(&record, &kept, !taken_over, &handle)?;
@@ -325,8 +315,7 @@ fn attach(
     // Before its engine starts, for then pages change.
     let image = if taken_over { snapshots::unfilled(registry, &record, &shared) } else { None };
     let holds_image = image.is_some();
-    let mappers = mappers::known(&shared, &registry.config.state_dir, inode)?;
-    let met: Vec<usize> = mappers.iter().map(|mapper| mapper.slot).collect();
+    let mappers = mappers::known(&shared, &registry.config.state_dir, &inodes)?;
     let parts = Parts {
         name: name.clone(),
         space,
@@ -350,7 +339,7 @@ fn attach(
         loan,
         mappers,
     };
-    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing, borrows, holds_image, view, met };
+    let made = Made { id, parts, handle, inbox, inodes, pid: (pid, start), sharing, borrows, holds_image, view };
     start_engine(registry, made)?;
     tracing::info!(vm = %name, pid, taken_over, "attached");
     if let Err(error) = registry.crashes.remove(&name) {
@@ -403,13 +392,12 @@ struct Made {
     holds_image: bool,
     /// Another view of what the VMM keeps.
     view: SharedMap,
-    /// Slots of the mappers that the engine begins with.
-    met: Vec<usize>,
 }
 
 /// Starts the engine, and enters it in the registry, in one step that nobody sees a part of.
 fn start_engine(registry: &Registry, made: Made) -> Result<()> {
-    let Made { id, parts, handle, inbox, inodes, pid, sharing, borrows, holds_image, view, met } = made;
+    let Made { id, parts, handle, inbox, inodes, pid, sharing, borrows, holds_image, view } = made;
+    let met: Vec<usize> = parts.mappers.iter().map(|mapper| mapper.slot).collect();
     let (name, limit) = (parts.name.clone(), parts.limit);
     let plan = |_: &BTreeMap<String, Vm>, vm: &Vm| {
         ensure!(vm.handle.is_none(), "{name} is being attached by another connection");
@@ -423,8 +411,7 @@ fn start_engine(registry: &Registry, made: Made) -> Result<()> {
         written.context("write the VM's record")?;
         let token = vm.record.token;
         // Those that have come since. From here on the engine hears of each.
-        let inode = inodes.first().map_or(0, |(_, inode)| *inode);
-        for new in mappers::known(&view, &registry.config.state_dir, inode)? {
+        for new in mappers::known(&view, &registry.config.state_dir, &inodes)? {
             if !met.contains(&new.slot) {
                 handle.send(Command::Mapper(new));
             }

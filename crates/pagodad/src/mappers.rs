@@ -55,7 +55,8 @@ fn process_of(path: &Path) -> Option<(u32, u64)> {
 ///
 /// # Errors
 /// One that may run cannot be watched.
-pub fn known(shared: &Shared, state_dir: &Path, inode: u64) -> Result<Vec<NewMapper>> {
+pub fn known(shared: &Shared, state_dir: &Path, inodes: &[(u64, u64)]) -> Result<Vec<NewMapper>> {
+    let inode = inodes.first().map_or(0, |(_, inode)| *inode);
     let mut running = Vec::new();
     for (slot, pid, start, has_maps) in shared.known_mappers().collect::<Vec<_>>() {
         match watch(pid, start).with_context(|| format!("watch process {pid}, which maps its memory"))? {

@@ -1,7 +1,5 @@
 //! What a mapper maps of a VM's RAM.
 
-use super::List;
-
 /// Mappings of one mapper: vhost-user has at most 32 parts of memory, and a table of them is replaced by the next.
 pub const MAPS_MAX: usize = 64;
 
@@ -28,6 +26,3 @@ pub struct LentMap {
     /// Address in the mapper.
     pub addr: u64,
 }
-
-/// All that a mapper maps.
-pub type Maps = List<LentMap, MAPS_MAX>;

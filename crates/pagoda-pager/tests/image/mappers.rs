@@ -129,9 +129,9 @@ fn answer(
 /// Every page is as new as what was written when it is looked at.
 fn look_at_all(guest: Guest, written: &Written) {
     for page in (0..PAGES - GIVEN_BACK).rev() {
-        for side in 0..2 {
-            let least = written[side][page as usize].load(Ordering::SeqCst);
-            let seen = guest.load(page, WORDS[side]);
+        for (written, word) in written.iter().zip(WORDS) {
+            let least = written[page as usize].load(Ordering::SeqCst);
+            let seen = guest.load(page, word);
             if seen < least {
                 eprintln!("a new mapping has {seen} in page {page}, and {least} was written");
                 // In a thread that nobody joins.
@@ -196,9 +196,9 @@ impl Both {
         self.stop[0].store(true, Ordering::Relaxed);
         let steps = self.threads.pop().unwrap().join().unwrap();
         for page in 0..PAGES - GIVEN_BACK {
-            for side in 0..2 {
-                let expected = self.written[side][page as usize].load(Ordering::SeqCst);
-                assert_eq!(vm.guest.load(page, WORDS[side]), expected, "page {page}, side {side}, in the end");
+            for (written, word) in self.written.iter().zip(WORDS) {
+                let expected = written[page as usize].load(Ordering::SeqCst);
+                assert_eq!(vm.guest.load(page, word), expected, "page {page}, word {word}, in the end");
             }
         }
         steps

@@ -6,6 +6,7 @@
 //! inherit RAM: that has a path which only the preloaded shim can open, so a program that lost the shim on the way ends.
 
 pub mod clone;
+mod environment;
 mod launch;
 mod machines;
 pub mod moved;
@@ -29,6 +30,7 @@ use pagoda_api::{Client, CreateVm, CreatedVm, VmKind, VmSpec};
 use rustix::fs::SeekFrom;
 use rustix::io::{Errno, FdFlags};
 
+use self::environment::{ENV_ATTACH, ENV_TOKEN};
 use self::on_crash::First;
 use self::outbox::Outbox;
 pub use self::restore::restore;
@@ -37,8 +39,6 @@ use crate::exit::UsageError;
 use crate::qemu_args::{self, Plan};
 
 /// Tells the shim which VM it is and where to attach.
-const ENV_TOKEN: &str = "PAGODA_TOKEN";
-const ENV_ATTACH: &str = "PAGODA_ATTACH";
 /// What a process of a clone is to start, as JSON. It has the VM's token in it.
 const ENV_CLONE: &str = "PAGODA_CLONE";
 /// Paths of the RAM files, for programs that map them by themselves.

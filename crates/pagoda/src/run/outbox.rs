@@ -20,7 +20,7 @@ use pagoda_api::{Client, CreatedVm, OutboxPatch};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Deserialize;
 
-use super::{ENV_ATTACH, ENV_TOKEN as ENV_VM_TOKEN};
+use super::environment::{ENV_ATTACH, ENV_TOKEN as ENV_VM_TOKEN};
 use crate::cli::OutboxOptions;
 use crate::qemu_args::OUTBOX_CHARDEV;
 use crate::server::find_beside_us;

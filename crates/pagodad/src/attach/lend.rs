@@ -30,7 +30,7 @@ pub fn lend(connection: &Connection, registry: &Registry, token: Token, peer: Pe
     let listener = Listener::bind(&socket).context("make its socket")?;
     let mut vms = registry.lock();
     let vm = vms.values_mut().find(|vm| vm.record.token == outbox.vm_token).context("its VM is gone")?;
-    super::may_serve(vm, peer)?;
+    may_serve(vm, peer)?;
     let mut files = List::default();
     for (index, len) in vm.record.regions.iter().enumerate() {
         let inode = vm.ram.get(index).map(|ram| ram.inode()).or_else(|| vm.inodes.get(index).copied());
@@ -64,4 +64,12 @@ pub fn shared_of(vm: &mut Vm) -> Result<SharedMap> {
         }
     };
     Ok(SharedMap::from_fd(kept.context("share the VM's shared memory")?)?)
+}
+
+/// Whether a process of this user may be one of the VM's.
+pub fn may_serve(vm: &Vm, peer: Peer) -> Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    let is_starter = vm.started_by.is_some_and(|by| by.uid == peer.uid);
+    ensure!(peer.uid == 0 || peer.uid == own || is_starter, "user {} may not serve {}", peer.uid, vm.record.name);
+    Ok(())
 }
