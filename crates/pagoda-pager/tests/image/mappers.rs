@@ -257,7 +257,7 @@ fn what_two_processes_write_is_there_for_both_while_pages_come_and_go() {
         ("shares", Kind { shares: true, ..small }),
     ];
     for (name, kind) in kinds {
-        (0..3).for_each(|seed| both_write(name, kind, seed));
+        (0..2).for_each(|seed| both_write(name, kind, seed));
     }
 }
 

@@ -84,6 +84,16 @@ fn killed(qemu: Qemu) -> Result<()> {
         ensure!(control.sh("cat /tmp/log")?.contains("status 0"), "{}", control.sh("cat /tmp/log")?);
         ensure!(digest_of("cat", &large)? == guest_digest(&mut control, INPUT)?, "wrong bytes arrived");
 
+        // All of that with a guest that is paged: each process that served was known as one that maps its memory.
+        let vm = daemon.vm("web1")?;
+        ensure!(
+            vm.pinned.is_none() && vm.swapped_bytes > 0,
+            "pinned: {:?}; {} bytes are out",
+            vm.pinned,
+            vm.swapped_bytes
+        );
+        ensure!(vm.resident_bytes <= vm.dram_limit_bytes, "{} bytes are resident", vm.resident_bytes);
+
         // All memory can be had back, and what is closed is delivered though the process is killed after the guest's end.
         control.sh("rm /mnt/large /mnt/d/sealed && echo last words > /mnt/d/last")?;
         wait_outbox(&daemon, "memory that was given back", |outbox| {
