@@ -122,8 +122,10 @@ pub struct MapperSlot {
     pub pid: AtomicU64,
     /// When it started (proc(5) stat, field 22).
     pub start: AtomicU64,
-    /// 1: a daemon has let it map RAM, so it may have pages mapped.
+    /// The process of it that a daemon has let map RAM, so that it may have pages mapped: itself or a child. 0: there is none.
     pub maps: AtomicU64,
+    /// When that one started.
+    pub maps_start: AtomicU64,
 }
 
 /// Marks an exit status that was noted.
@@ -315,9 +317,10 @@ impl Shared {
     }
 
     /// The daemon's side, before a mapper gets access to its first mapping.
-    pub fn mark_mapper_maps(&self, index: usize) {
+    pub fn mark_mapper_maps(&self, index: usize, pid: u32, start: u64) {
         if let Some(slot) = self.mappers.get(index) {
-            slot.maps.store(1, Ordering::SeqCst);
+            slot.maps_start.store(start, Ordering::SeqCst);
+            slot.maps.store(u64::from(pid), Ordering::SeqCst);
         }
     }
 
@@ -327,6 +330,13 @@ impl Shared {
             let pid = u32::try_from(slot.pid.load(Ordering::SeqCst)).ok().filter(|pid| *pid != 0)?;
             Some((index, pid, slot.start.load(Ordering::SeqCst), slot.maps.load(Ordering::SeqCst) != 0))
         })
+    }
+
+    /// The process of a mapper that may have pages mapped, and its start.
+    pub fn mapping_process(&self, index: usize) -> Option<(u32, u64)> {
+        let slot = self.mappers.get(index)?;
+        let pid = u32::try_from(slot.maps.load(Ordering::SeqCst)).ok().filter(|pid| *pid != 0)?;
+        Some((pid, slot.maps_start.load(Ordering::SeqCst)))
     }
 
     /// The daemon's side: this image of the VM is lost, whatever its files say.
@@ -410,6 +420,7 @@ mod tests {
                 pid: AtomicU64::new(0),
                 start: AtomicU64::new(0),
                 maps: AtomicU64::new(0),
+                maps_start: AtomicU64::new(0),
             }),
         })
     }
@@ -419,7 +430,8 @@ mod tests {
         let shared = shared();
         assert_eq!(shared.known_mappers().count(), 0);
         assert_eq!((shared.add_mapper(7, 70), shared.add_mapper(8, 80)), (Some(0), Some(1)));
-        shared.mark_mapper_maps(1);
+        shared.mark_mapper_maps(1, 9, 90);
+        assert_eq!((shared.mapping_process(0), shared.mapping_process(1)), (None, Some((9, 90))));
         let io = shared.start_io_in(mapper_io_slots(1), 1000);
         assert!(io.is_some_and(|io| mapper_io_slots(1).contains(&io)) && shared.oldest_io() == 1);
         assert_eq!(mapper_io_slots(MAPPERS_MAX - 1).end, IO_SLOTS);

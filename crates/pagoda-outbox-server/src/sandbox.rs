@@ -99,7 +99,7 @@ fn empty_root() -> Result<()> {
 
 /// System calls that a worker may use whatever their arguments: what the file server, the transmitter and their threads use.
 /// None opens a file, makes a connection or starts a program.
-const ALLOWED: [libc::c_long; 77] = [
+const ALLOWED: [libc::c_long; 78] = [
     libc::SYS_accept4,
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -119,6 +119,7 @@ const ALLOWED: [libc::c_long; 77] = [
     libc::SYS_fallocate,
     libc::SYS_fcntl,
     libc::SYS_fstat,
+    libc::SYS_fstatfs,
     libc::SYS_ftruncate,
     libc::SYS_futex,
     libc::SYS_getpeername,

@@ -37,7 +37,7 @@ struct Lent {
     /// Daemons connect to it.
     listener: c_int,
     /// Makes userfaultfds.
-    device: Option<c_int>,
+    device: c_int,
 }
 
 /// What a process that maps RAM has, for whichever daemon there is.
@@ -108,9 +108,10 @@ pub fn begin(name: &'static Name) {
         link::close(fd);
         kept
     };
-    let device = device.map(keep).or_else(attach::open_device);
+    // The process that maps may have given up what it needs for another way.
+    let device = device.map(keep).or_else(attach::open_device).unwrap_or_else(|| attach::no_permission());
     // That it may is to be known now, and not when a guest waits.
-    link::close(attach::make_uffd(device).unwrap_or_else(|| attach::no_permission()));
+    link::close(attach::make_uffd(Some(device)).unwrap_or_else(|| attach::no_permission()));
     let lent = Lent { listener: keep(listener), device };
     attach::map_shared(keep(shared));
     clock::set_mapper(slot as usize);
@@ -246,7 +247,7 @@ fn own() -> Result<&'static Own, c_int> {
         kept
     };
     let pid = std::process::id();
-    let uffd = keep(attach::make_uffd(lent.device).ok_or(libc::EPERM)?)?;
+    let uffd = keep(attach::make_uffd(Some(lent.device)).ok_or(libc::EPERM)?)?;
     // SAFETY: pidfd_open(2) takes its arguments by value.
     let pidfd = unsafe { real::syscall(libc::SYS_pidfd_open, pid.into(), 0, 0, 0, 0, 0) } as c_int;
     if pidfd < 0 {
@@ -341,7 +342,8 @@ fn greet(own: &Own, link: c_int) -> Result<Maps, Broken> {
 fn catch_up(said: &Maps) {
     let mut table = table();
     for map in said.as_slice() {
-        if !table.entries.iter().flatten().any(|entry| entry.map == *map) {
+        // What is mapped at that address since takes its place with the daemon by itself.
+        if !table.entries.iter().flatten().any(|entry| entry.map.addr == map.addr) {
             table.seq += 1;
             let seq = table.seq;
             foreign::say(&Packet::Unmap { seq, map: *map });

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use pagoda_abi::shared::Shared;
 use pagoda_pager::mapper::NewMapper;
 use pagoda_sys::{Errno, process};
@@ -58,12 +58,24 @@ fn process_of(path: &Path) -> Option<(u32, u64)> {
 pub fn known(shared: &Shared, state_dir: &Path, inodes: &[(u64, u64)]) -> Result<Vec<NewMapper>> {
     let inode = inodes.first().map_or(0, |(_, inode)| *inode);
     let mut running = Vec::new();
-    for (slot, pid, start, has_maps) in shared.known_mappers().collect::<Vec<_>>() {
+    for (slot, pid, start, _) in shared.known_mappers().collect::<Vec<_>>() {
+        let maps = shared.mapping_process(slot);
+        let has_maps = match maps.map(|(pid, start)| watch(pid, start)) {
+            None => false,
+            Some(Ok(None)) => {
+                // It has ended while no daemon saw it: it has no pages, and its direct I/O has ended.
+                shared.clear_mapper(slot);
+                false
+            }
+            Some(running) => running.context("watch a process that maps its memory")?.is_some(),
+        };
         match watch(pid, start).with_context(|| format!("watch process {pid}, which maps its memory"))? {
             Some(pidfd) => {
                 let socket = socket_path(state_dir, inode, pid, start);
                 running.push(NewMapper { slot, pid, pidfd, socket, has_maps });
             }
+            // It is being ended, for its parent has; until then it may write.
+            None if has_maps => bail!("process {pid} has ended, and what it has let map memory has not yet"),
             None => shared.remove_mapper(slot),
         }
     }

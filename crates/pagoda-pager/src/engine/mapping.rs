@@ -62,9 +62,9 @@ impl Engine {
             if self.link.mappers.worker_ended(&mut self.ring, slot) {
                 self.paging.reset_mapper(&mut self.ring, slot);
             }
+            // Whether what has mapped memory has ended too is the next attempt's to find out.
             if self.link.mappers.has_ended(&mut self.ring, slot) {
-                self.paging.forget_mapper(&mut self.ring, slot);
-                return Ok(());
+                return Err(EngineError::Mapper(why));
             }
             self.link.mappers.disconnect(&mut self.ring, slot);
             if Instant::now() >= deadline {
@@ -96,7 +96,7 @@ impl Engine {
             }
             Packet::Map { seq, map } if is_greeted => {
                 let errno = match self.map_of(map) {
-                    Some(mapped) => self.paging.let_map(slot, mapped).err(),
+                    Some(mapped) => self.let_map(slot, mapped).err(),
                     None => Some(Errno::INVAL),
                 };
                 let errno = errno.map_or(0, |errno| errno.raw_os_error() as u32);
@@ -138,11 +138,17 @@ impl Engine {
         uffd.enable().map_err(|error| error.to_string())?;
         let maps: Option<Vec<Mapped>> = maps.iter().map(|map| self.map_of(*map)).collect();
         let maps = maps.ok_or("it maps what is not RAM of this VM")?;
-        let taken = self.paging.take_maps(&mut self.ring, slot, uffd, &maps);
+        let process = self.link.mappers.worker(slot).ok_or("its process is not known")?;
+        let taken = self.paging.take_maps(&mut self.ring, slot, process, uffd, &maps);
         taken.map_err(|errno| format!("what it maps cannot be registered: {errno}"))?;
         self.link.mappers.send(&mut self.ring, slot, &Packet::Welcome { flags: 0 });
         self.link.mappers.note_greeted(slot);
         Ok(())
+    }
+
+    fn let_map(&mut self, slot: usize, mapped: Mapped) -> Result<(), Errno> {
+        let process = self.link.mappers.worker(slot).ok_or(Errno::SRCH)?;
+        self.paging.let_map(slot, process, mapped)
     }
 
     /// Whole pages of RAM at a whole address, or nothing.
@@ -160,6 +166,9 @@ impl Engine {
             self.link.mappers.restart();
             self.mapper_exits(slot, true);
             self.zap_mappers();
+        } else if self.link.mappers.worker(slot).is_none() {
+            // Its end was seen when the next one came. The mapper may have ended too.
+            self.mapper_exits(slot, true);
         } else if !more && let Err(error) = self.link.mappers.poll_worker(&mut self.ring, slot) {
             self.pin(format!("a process that maps its memory cannot be watched: {error}"));
         }

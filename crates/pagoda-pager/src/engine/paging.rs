@@ -138,9 +138,9 @@ impl Paging {
     ///
     /// # Errors
     /// It cannot be registered.
-    pub fn let_map(&self, slot: usize, mapped: Mapped) -> Result<(), Errno> {
+    pub fn let_map(&self, slot: usize, process: (u32, u64), mapped: Mapped) -> Result<(), Errno> {
         // Before it has access: the next daemon must know that it may have entries.
-        self.shared.mark_mapper_maps(slot);
+        self.shared.mark_mapper_maps(slot, process.0, process.1);
         self.mappers().insert(slot, mapped)
     }
 
@@ -148,9 +148,16 @@ impl Paging {
     ///
     /// # Errors
     /// It cannot be registered.
-    pub fn take_maps(&self, ring: &mut Ring, slot: usize, uffd: Uffd, maps: &[Mapped]) -> Result<(), Errno> {
+    pub fn take_maps(
+        &self,
+        ring: &mut Ring,
+        slot: usize,
+        process: (u32, u64),
+        uffd: Uffd,
+        maps: &[Mapped],
+    ) -> Result<(), Errno> {
         if !maps.is_empty() {
-            self.shared.mark_mapper_maps(slot);
+            self.shared.mark_mapper_maps(slot, process.0, process.1);
         }
         self.mappers().set_maps(ring, slot, uffd, maps)
     }

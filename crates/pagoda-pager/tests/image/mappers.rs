@@ -51,7 +51,8 @@ impl Mapper {
         let shared = SharedMap::from_fd(vm.shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let (sender, welcomed) = channel();
         let ram = vm.ram_file();
-        let pidfd = process::pidfd_open(process.id()).unwrap();
+        let pid = process.id();
+        let pidfd = process::pidfd_open(pid).unwrap();
         let written: Written = Arc::new(std::array::from_fn(|_| (0..PAGES).map(|_| AtomicU64::new(0)).collect()));
         let seen = Arc::clone(&written);
         std::thread::spawn(move || {
@@ -60,7 +61,7 @@ impl Mapper {
                 // What its program has just mapped, and waits for leave to use. Nothing is ever unmapped.
                 let fresh = Guest::map(&RamFile::from_fd(ram.try_clone().unwrap(), PAGES * PAGE_SIZE).unwrap());
                 guests.push(fresh);
-                answer(&connection, &guests, [&uffd, &pidfd], &shared, &sender, &seen);
+                answer(&connection, &guests, (&uffd, &pidfd, pid), &shared, &sender, &seen);
             }
         });
         (Mapper { process, socket, slot, guest, written }, welcomed)
@@ -83,7 +84,7 @@ impl Mapper {
 fn answer(
     connection: &Connection,
     guests: &[Guest],
-    [uffd, pidfd]: [&OwnedFd; 2],
+    (uffd, pidfd, pid): (&OwnedFd, &OwnedFd, u32),
     shared: &SharedMap,
     welcomed: &Sender<()>,
     written: &Written,
@@ -98,7 +99,7 @@ fn answer(
     for guest in &guests[1..] {
         maps.push(LentMap { region: 0, offset: 0, len: PAGES * PAGE_SIZE, addr: guest.at(0) });
     }
-    if connection.send(&Packet::Maps { pid: 1, maps }, &[uffd.as_fd(), pidfd.as_fd()]).is_err() {
+    if connection.send(&Packet::Maps { pid, maps }, &[uffd.as_fd(), pidfd.as_fd()]).is_err() {
         return;
     }
     while let Ok(Received::Message { packet, .. }) = connection.recv() {

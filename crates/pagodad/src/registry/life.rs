@@ -172,7 +172,7 @@ impl Registry {
         let attached: Vec<_> = {
             let vms = self.lock();
             let attached = vms.values().filter(|vm| vm.handle.is_some() && vm.record.spec.pinned.is_none());
-            attached.map(|vm| (vm.governed.id, own_mappers(vm), vm.inodes.clone())).collect()
+            attached.map(|vm| (vm.governed.id, Own::of(vm), vm.inodes.clone())).collect()
         };
         for (id, own, inodes) in attached {
             for (dev, ino) in inodes {
@@ -185,8 +185,7 @@ impl Registry {
                     }
                 };
                 self.parts.works(STRANGERS);
-                let is_own = |mapper: &u32| own.contains(mapper) || is_child_of(*mapper, &own);
-                let stranger = mappers.into_iter().find(|mapper| !is_own(mapper));
+                let stranger = mappers.into_iter().find(|mapper| !is_known(*mapper, &own));
                 if let Some(stranger) = stranger {
                     self.pin(id, &format!("process {stranger} maps its memory too, without Pagoda"));
                 }
@@ -257,19 +256,31 @@ impl Registry {
     }
 }
 
-/// A mapper's children have its shim, and map memory in its place.
-fn is_child_of(pid: u32, own: &[u32]) -> bool {
-    // A parent that has ended is 1, or whoever takes children in.
-    pagoda_sys::process::parent(pid).is_ok_and(|parent| own.contains(&parent))
+/// A process that maps memory and is no stranger: known, a child of a mapper, which has its shim, or one that has ended since.
+fn is_known(pid: u32, own: &Own) -> bool {
+    if pid == own.vmm || pid == std::process::id() || own.mappers.contains(&pid) {
+        return true;
+    }
+    match pagoda_sys::process::parent(pid) {
+        Ok(parent) => own.mappers.contains(&parent),
+        Err(_) => !std::path::Path::new(&format!("/proc/{pid}")).exists(),
+    }
 }
 
-/// Processes that map a VM's memory and are known to: its VMM, its mappers, this one.
-fn own_mappers(vm: &Vm) -> Vec<u32> {
-    let mappers = vm.shared.iter().flat_map(|shared| shared.known_mappers());
-    let runs = |(_, pid, start, _): (usize, u32, u64, bool)| {
-        pagoda_sys::process::start_time(pid).is_ok_and(|now| now == start).then_some(pid)
-    };
-    mappers.filter_map(runs).chain([vm.record.pid.0, std::process::id()]).collect()
+/// Processes that map a VM's memory and are known to.
+struct Own {
+    vmm: u32,
+    mappers: Vec<u32>,
+}
+
+impl Own {
+    fn of(vm: &Vm) -> Own {
+        let runs = |(_, pid, start, _): (usize, u32, u64, bool)| {
+            pagoda_sys::process::start_time(pid).is_ok_and(|now| now == start).then_some(pid)
+        };
+        let mappers = vm.shared.iter().flat_map(|shared| shared.known_mappers()).filter_map(runs).collect();
+        Own { vmm: vm.record.pid.0, mappers }
+    }
 }
 
 #[cfg(test)]

@@ -37,9 +37,17 @@ struct Link {
     next_try: Instant,
     clock_asked: bool,
     /// The process that maps RAM: its id, as it says, and its pidfd. It is the mapper itself or a child of it.
-    worker: Option<(u32, OwnedFd)>,
+    worker: Option<Worker>,
     /// The mapper itself has ended.
     is_over: bool,
+}
+
+/// A process that maps RAM.
+struct Worker {
+    /// As it says; `start` is this process's.
+    pid: u32,
+    start: u64,
+    pidfd: OwnedFd,
 }
 
 /// A zap that the VMM has done.
@@ -120,18 +128,20 @@ impl MapperLinks {
     /// Of the ring.
     pub fn meet_worker(&mut self, ring: &mut Ring, slot: usize, pid: u32, pidfd: OwnedFd) -> Result<bool, RingError> {
         let Some(link) = self.find(slot) else { return Ok(false) };
-        if let Some((known, _)) = &link.worker {
-            return Ok(*known == pid);
+        if let Some(known) = &link.worker {
+            return Ok(known.pid == pid);
         }
+        // By it the next daemon knows whether it runs still.
+        let Ok(start) = pagoda_sys::process::start_time(pid) else { return Ok(false) };
         ring.poll_multishot(pidfd.as_fd(), Source::WorkerExit(slot as u32).key())?;
-        link.worker = Some((pid, pidfd));
+        link.worker = Some(Worker { pid, start, pidfd });
         Ok(true)
     }
 
     /// Whether the process that maps RAM has ended. It has no entries then, and another may come.
     pub fn worker_ended(&mut self, ring: &mut Ring, slot: usize) -> bool {
         let Some(link) = self.find(slot) else { return false };
-        if !link.worker.as_ref().is_some_and(|(_, pidfd)| pagoda_sys::process::has_ended(pidfd.as_fd())) {
+        if !link.worker.as_ref().is_some_and(|worker| pagoda_sys::process::has_ended(worker.pidfd.as_fd())) {
             return false;
         }
         link.worker = None;
@@ -140,10 +150,16 @@ impl MapperLinks {
         true
     }
 
+    /// The process that maps RAM: its id and start.
+    pub fn worker(&self, slot: usize) -> Option<(u32, u64)> {
+        let worker = self.links.iter().find(|link| link.slot == slot)?.worker.as_ref()?;
+        Some((worker.pid, worker.start))
+    }
+
     /// Waits for the end of the process that maps RAM again, if the poll is over.
     pub fn poll_worker(&mut self, ring: &mut Ring, slot: usize) -> Result<(), RingError> {
-        let Some((_, pidfd)) = self.find(slot).and_then(|link| link.worker.as_ref()) else { return Ok(()) };
-        ring.poll_multishot(pidfd.as_fd(), Source::WorkerExit(slot as u32).key())
+        let Some(worker) = self.find(slot).and_then(|link| link.worker.as_ref()) else { return Ok(()) };
+        ring.poll_multishot(worker.pidfd.as_fd(), Source::WorkerExit(slot as u32).key())
     }
 
     /// Its pidfd is readable: whether it has ended, and the process that maps RAM too. It is forgotten then.
@@ -252,7 +268,8 @@ impl MapperLinks {
 
     /// It was welcomed: zaps may be sent to it.
     pub fn note_greeted(&mut self, slot: usize) {
-        if let Some(link) = self.find(slot) {
+        // A connection that did not take the welcome is gone.
+        if let Some(link) = self.find(slot).filter(|link| link.connection.is_some()) {
             link.is_greeted = true;
         }
     }
