@@ -144,11 +144,11 @@ pub fn map(
     let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
     let index = table().entries.iter().position(Option::is_none).ok_or(libc::ENOMEM)?;
     let own = own()?;
-    start_thread();
     if own.pid != std::process::id() {
         // A child of a process that maps RAM: its parent's userfaultfd is none of its own.
         return Err(libc::EPERM);
     }
+    start_thread();
     let addr = real(libc::PROT_NONE);
     if addr == libc::MAP_FAILED {
         return Err(link::errno());

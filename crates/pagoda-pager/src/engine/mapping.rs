@@ -165,6 +165,7 @@ impl Engine {
             // It has no entries any more: zaps do not wait for it.
             self.link.mappers.restart();
             self.mapper_exits(slot, true);
+            self.turn_mappers();
             self.zap_mappers();
         } else if self.link.mappers.worker(slot).is_none() {
             // Its end was seen when the next one came. The mapper may have ended too.

@@ -25,7 +25,7 @@ pub fn lend(connection: &Connection, registry: &Registry, token: Token, peer: Pe
     let flags = if device.is_some() { PREPARED_DEVICE } else { 0 };
     let inode = registry.first_inode(outbox.vm_token).context("the VM's memory is not there")?;
     let socket = mappers::socket_path(&registry.config.state_dir, inode, peer.pid, start);
-    ensure!(!socket.exists(), "this process has introduced itself before");
+    ensure!(!socket.exists(), "this process has introduced itself before: start the VM again");
     // Without the registry's lock: it may wait for whoever has the path.
     let listener = Listener::bind(&socket).context("make its socket")?;
     let mut vms = registry.lock();
@@ -44,6 +44,7 @@ pub fn lend(connection: &Connection, registry: &Registry, token: Token, peer: Pe
     if let Err(error) = connection.send(&Packet::Lent { flags, slot: slot as u32, files }, &fds) {
         // It has mapped nothing, for it was told of nothing.
         shared.remove_mapper(slot);
+        let _ = std::fs::remove_file(&socket);
         return Err(error).context("give a process what it needs to map memory");
     }
     if let Some(handle) = &vm.handle {

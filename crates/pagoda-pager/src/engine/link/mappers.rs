@@ -147,6 +147,10 @@ impl MapperLinks {
         link.worker = None;
         let _ = ring.cancel_poll(Source::WorkerExit(slot as u32).key());
         self.disconnect(ring, slot);
+        // The next process finds a connection waiting: the socket outlives the one that has ended.
+        if let Some(link) = self.find(slot) {
+            link.next_try = Instant::now();
+        }
         true
     }
 
