@@ -119,7 +119,7 @@ pub enum Action {
     Ask(Bytes),
     /// Page the VM out to this much DRAM, for its guest does not do it.
     PageOut(Bytes),
-    /// No longer.
+    /// Stop paging the VM out in place of its balloon.
     EndPageOut,
 }
 
@@ -158,7 +158,7 @@ pub enum Phase {
     Reached,
     /// The guest fights back.
     Resisted(Resistance),
-    /// Paged out instead.
+    /// The guest cannot be asked, so the VM is paged out instead.
     Unavailable(Missing),
 }
 
@@ -207,7 +207,7 @@ impl fmt::Display for Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     pub phase: Phase,
-    /// When that began.
+    /// The phase began at this time, by the clock of the ticks.
     pub since_ms: u64,
     /// Memory outside of the balloon; all of it as long as nothing else is known.
     pub actual: Bytes,

@@ -21,7 +21,7 @@ pub struct PageSet([u64; WORDS]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     pub start: u8,
-    /// 1 to 256.
+    /// The run has 1 to 256 pages.
     pub len: u16,
 }
 
@@ -45,7 +45,7 @@ impl PageSet {
         self.0
     }
 
-    /// Reads [`PageSet::words`].
+    /// Makes the set that [`PageSet::words`] gave these words for.
     pub const fn from_words(words: [u64; WORDS]) -> PageSet {
         PageSet(words)
     }

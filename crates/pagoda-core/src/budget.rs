@@ -27,7 +27,7 @@ impl Budget {
         self.left_ns = self.left_ns.saturating_sub(i64::try_from(ns).unwrap_or(i64::MAX));
     }
 
-    /// Nothing is left.
+    /// Says whether all time is used up or overdrawn, so that work has to wait.
     pub fn is_spent(&self) -> bool {
         self.left_ns <= 0
     }

@@ -27,7 +27,7 @@ impl Chance {
         ((self.draw() as u128 * limit as u128) >> 64) as u64
     }
 
-    /// `low ..= high`.
+    /// Draws a number in `low ..= high`. Panics if the range is empty, or has every `u64`.
     pub const fn within(&mut self, low: u64, high: u64) -> u64 {
         assert!(low <= high && high - low < u64::MAX, "an empty or unbounded range");
         low + self.below(high - low + 1)

@@ -16,7 +16,8 @@
 //! 4. [`pressure`]: what outboxes may have while the host is short. They give before VMs are paged out.
 //! 5. [`orchestrate`]: that is divided by SLO and weight. [`explain`] puts the reasons into words.
 //!
-//! For each write: [`backpressure`]. All of that runs in [`simulate`]. What an outbox costs the pool: [`charge`].
+//! In [`simulate`] all of that runs, and [`backpressure`] decides for each write. [`charge`] says what an outbox costs
+//! the pool.
 
 pub mod backpressure;
 pub mod charge;

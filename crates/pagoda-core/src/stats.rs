@@ -17,7 +17,7 @@ pub enum MetricKind {
 pub struct MetricDef {
     /// Name without the `pagoda_vm_` prefix.
     pub name: &'static str,
-    /// Counter or gauge.
+    /// The kind says whether the value only grows.
     pub kind: MetricKind,
     /// `pages`, `chunks`, `bytes`, or empty for plain counts.
     pub unit: &'static str,
@@ -99,7 +99,7 @@ catalogue! {
     Watched "watched_pages" Gauge "pages" "Pages whose next use will be noticed.";
 }
 
-/// Number of metrics.
+/// The catalogue has so many metrics.
 pub const METRICS: usize = CATALOGUE.len();
 
 /// The causes a fault can have.
@@ -132,12 +132,12 @@ impl Stats {
         self.0[metric as usize] += n;
     }
 
-    /// Sets a gauge.
+    /// Sets a gauge to a new value.
     pub fn set(&mut self, metric: Metric, value: u64) {
         self.0[metric as usize] = value;
     }
 
-    /// One value.
+    /// Gives the present value of a counter or gauge.
     pub fn get(&self, metric: Metric) -> u64 {
         self.0[metric as usize]
     }

@@ -16,7 +16,7 @@ const MIB: u64 = 256;
 const MEMORY: u64 = 192 * MIB;
 /// Where the curve is taken.
 const DRAM: u64 = 96 * MIB;
-/// What it predicts.
+/// The curve predicts the misses at these sizes.
 const OTHERS: [u64; 2] = [64 * MIB, 128 * MIB];
 /// Accesses of a run: some ten of each page.
 const ACCESSES: u64 = 600_000;

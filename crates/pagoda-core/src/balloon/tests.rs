@@ -290,7 +290,7 @@ fn a_new_daemon_goes_on_where_the_old_one_was() {
     bench.actual(mib(383)).pass(100);
     assert_eq!((bench.phase(), bench.asked()), (Phase::Inflating, mib(383)));
 
-    // All the way.
+    // The guest is where it was asked to be: it need not be paged out any more.
     let mut bench = Bench::new();
     bench.balloon = Balloon::new(MEMORY, Some(mib(256)));
     bench.balloon.set_target(0, mib(256));

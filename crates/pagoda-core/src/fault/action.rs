@@ -44,7 +44,7 @@ pub struct OpId(pub u16);
 pub enum FaultKind {
     /// Not mapped (`MISSING` and `MINOR` alike: the message may be stale, the state knows).
     Unmapped,
-    /// Mapped, but write-protected.
+    /// The page is mapped, but write-protected, and it was written.
     WriteProtected,
 }
 
@@ -79,11 +79,11 @@ pub struct Now {
     pub oldest_io: u64,
 }
 
-/// What happened.
+/// The pager tells the machine what has happened, or what is wanted of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the variants say it
 pub enum Event {
-    /// A fault message.
+    /// The kernel reported that a thread faulted on this page.
     Fault { page: PageIdx, access: Access, kind: FaultKind },
     /// A `ReadPage`, `ReadSpan`, `ReadChunk` or `Keep` ended.
     ReadDone { op: OpId, result: Result<(), IoError> },
@@ -111,7 +111,7 @@ pub enum Event {
     Pin,
     /// The user says the cause of a stall is gone.
     Continue,
-    /// Time passed.
+    /// Time has passed, so the machine looks at its periodic work.
     Tick,
     /// A `Share` ended. Pages leave RAM only with this as the very next event; before it others may come, for the chunk is
     /// busy as long as it takes.
@@ -208,7 +208,7 @@ pub enum Source {
     Ram,
     /// In the buffer of this read, which has ended.
     Buffer(OpId),
-    /// In their frames.
+    /// The content is in frames of the share group.
     Frame,
     /// Nowhere: the pages are zero.
     Zero,
@@ -219,9 +219,9 @@ pub enum Source {
 /// Pages of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
-    /// The chunk.
+    /// The pages are all in this chunk.
     pub chunk: ChunkIdx,
-    /// The run in it.
+    /// The run counts them from the start of the chunk.
     pub run: Run,
 }
 

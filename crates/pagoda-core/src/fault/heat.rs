@@ -19,7 +19,7 @@ pub struct ChunkOrder {
 }
 
 impl ChunkOrder {
-    /// By heat alone.
+    /// Gives what is in DRAM first, then what is in swap, then the others.
     pub fn hot_first(&self) -> Vec<ChunkIdx> {
         [&self.in_dram[..], &self.in_swap, &self.others].concat()
     }

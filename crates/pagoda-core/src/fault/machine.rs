@@ -72,7 +72,7 @@ pub struct Config {
     pub page_in: PageInPolicy,
     /// Which chunk leaves next.
     pub replacement: Replacement,
-    /// Of [`Replacement::Random`].
+    /// The choice of [`Replacement::Random`] follows from this seed.
     pub seed: u64,
     /// Whether equal pages are looked for.
     pub sharing: Sharing,
@@ -105,7 +105,7 @@ pub struct Machine {
     pub(super) images: Images,
     /// What the last look of a move has found.
     pub(super) written: Vec<(ChunkIdx, PageSet)>,
-    /// Looks so far.
+    /// Moves have looked so often; the count wraps around.
     pub(super) looks: u32,
     pub(super) waiting: VecDeque<(PageIdx, Access)>,
     pub(super) waiting_overflow: bool,

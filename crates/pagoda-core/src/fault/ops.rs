@@ -57,10 +57,10 @@ pub enum OpKind {
     CopyOut {
         /// Pages that were in swap alone when it began.
         pages: PageSet,
-        /// Looks before it.
+        /// Moves had looked so often when it began.
         look: u32,
     },
-    /// A page-out.
+    /// Pages of a chunk are written to swap, and then leave DRAM.
     Out {
         /// Pages that will leave; those touched meanwhile were taken out of it.
         leaving: PageSet,
@@ -71,9 +71,9 @@ pub enum OpKind {
     },
     /// A look for equal content in a cold chunk.
     Scan {
-        /// The pages looked at.
+        /// The scan looks at these pages.
         pages: PageSet,
-        /// Of the zap since which the chunk is cold.
+        /// The chunk is cold since the zap of this epoch.
         epoch: u64,
     },
     /// A borrowed chunk becomes the VM's own.
@@ -85,7 +85,7 @@ pub enum OpKind {
     Zap {
         /// The first `len` count.
         chunks: [ChunkIdx; ZAP_BATCH],
-        /// How many.
+        /// So many entries of `chunks` are in use.
         len: u8,
     },
 }
@@ -93,14 +93,14 @@ pub enum OpKind {
 /// How far a borrowed chunk is on its way to the RAM file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnStage {
-    /// It is being protected. `given_up`: somebody wrote to it, so nothing comes of it.
+    /// It is being protected.
     Fencing {
-        /// See above.
+        /// Somebody wrote to it meanwhile, so nothing comes of it.
         given_up: bool,
     },
-    /// Protected as a whole; direct I/O that began before this epoch may still write into its private pages.
+    /// It is protected as a whole, and waits for the end of older direct I/O.
     Fenced {
-        /// See above.
+        /// Direct I/O that began before this epoch may still write into its private pages.
         epoch: u64,
     },
     /// Private pages are being copied and the mapping is being moved: it cannot be given up any more.
@@ -112,11 +112,11 @@ pub enum OwnStage {
 pub struct Op {
     /// The chunk it is about (of a zap: the first).
     pub chunk: ChunkIdx,
-    /// What it does.
+    /// The kind says what the operation does, and what it needs to know.
     pub kind: OpKind,
 }
 
-/// The slab.
+/// The slab has a fixed number of slots, which operations take and give back.
 #[derive(Debug)]
 pub struct Ops {
     slots: Vec<Option<Op>>,

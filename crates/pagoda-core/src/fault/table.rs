@@ -11,16 +11,16 @@ pub enum Phase {
     Absent,
     /// In the chunk queues.
     Hot,
-    /// A zap is under way. `touched`: something was mapped since it was asked for.
+    /// A zap is under way.
     Zapping {
-        /// See above.
+        /// Something was mapped since the zap was asked for.
         touched: bool,
     },
-    /// Zapped and not touched since. `epoch` is the zap's, `seq` tells its entry in the cold list from older ones.
+    /// It was zapped and has not been touched since.
     Cold {
-        /// Epoch after the zap.
+        /// The clock of direct I/O showed this epoch after the zap.
         epoch: u64,
-        /// Number of the entry in the cold list.
+        /// This number tells its entry in the cold list from older ones.
         seq: u32,
     },
     /// Pages of it are being written out.

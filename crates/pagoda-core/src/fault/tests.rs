@@ -158,7 +158,7 @@ fn a_write_joins_the_read_of_its_page() {
 #[test]
 fn the_state_decides_and_not_the_message() {
     let mut bench = Bench::new(1000, false, [(low(2), EMPTY), (EMPTY, low(1)), (EMPTY, EMPTY), (EMPTY, EMPTY)]);
-    // Gone meanwhile.
+    // The page is in swap by now, so it is read.
     bench.protected(256, &[read_page(0, 256)]);
     // Never protected: unprotecting does no harm, and wakes.
     bench.protected(1, &[Action::Unprotect { pages: pages(1, 1) }]);

@@ -1,13 +1,15 @@
-//! What a writer does when the space is full: it waits in short slices up to a bound, and then gets "no space" (ENOSPC).
+//! What a writer does when the space is full: it waits in short slices up to a bound, and then gets "no space"
+//! (ENOSPC).
 //!
-//! The file server calls [`decide`] when a write arrives and at the end of each slice. A slice is short so that a killed
-//! writer ends soon: the guest's process stands still until its request is answered. Metadata takes no room and never waits.
+//! The simulator calls [`decide`] when a write arrives and at the end of each slice. The file server of
+//! `pagoda-outbox-server` does not call it: its writers wait in slices too, with limits of their own, and nobody can
+//! tell it that one was killed. Metadata takes no room and never waits.
 
 use std::time::Duration;
 
 use crate::units::Bytes;
 
-/// How writers wait.
+/// The limits bound how long writers wait, and how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The longest wait before the server looks again: whether the writer was killed, and whether there is room.
@@ -58,11 +60,11 @@ pub enum NoSpace {
 /// What the server does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Carry it out.
+    /// The request has room or needs none, and is carried out.
     Proceed,
     /// Ask again when room is freed, and after this time at the latest.
     Wait(Duration),
-    /// ENOSPC.
+    /// The write fails with ENOSPC, for this reason.
     NoSpace(NoSpace),
     /// EINTR: the writer was killed.
     Interrupted,

@@ -31,11 +31,11 @@ pub enum Reason {
     Infeasible,
     /// By the feedback of the baseline alone.
     Feedback,
-    /// Set by hand.
+    /// The size was set by hand, and stays.
     Fixed,
 }
 
-/// One decision.
+/// A decision says what space one VM should have, and why.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// What the VM should have from now on; the orchestrator may give less.

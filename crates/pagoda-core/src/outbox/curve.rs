@@ -29,7 +29,7 @@ impl Curve {
         Curve { points }
     }
 
-    /// The points.
+    /// Gives the points, the smallest size first.
     pub fn points(&self) -> &[(Bytes, f64)] {
         &self.points
     }

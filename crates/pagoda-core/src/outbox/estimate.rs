@@ -73,7 +73,7 @@ pub struct Terms {
     pub jobs: usize,
     pub arrivals_per_s: f64,
     pub drain: Rate,
-    /// After the factor.
+    /// A job computes this long on average, its samples corrected by `compute_factor`.
     pub compute_mean_s: f64,
     pub output_mean: Bytes,
     pub compute_factor: f64,
@@ -110,7 +110,7 @@ pub struct Estimate {
     pub terms: Terms,
 }
 
-/// How jobs come.
+/// The source says how jobs come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// They arrive whether others have ended or not, and it is said when.

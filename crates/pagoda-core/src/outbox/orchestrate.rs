@@ -45,7 +45,7 @@ pub struct Claim {
 /// Why a VM gets what it gets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cause {
-    /// All it wants.
+    /// It gets all that it wants.
     Wanted,
     /// The pool is too small: by the model its response times exceed the SLO, or the best it could have, by this part.
     Shared { excess: f64 },
@@ -67,7 +67,7 @@ pub struct Allotment {
     pub draining: Bytes,
 }
 
-/// One division.
+/// A division says what each claim gets of the pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Division {
     pub pool: Bytes,

@@ -23,7 +23,7 @@ pub struct Gains {
     pub down_max: Bytes,
 }
 
-/// The baseline.
+/// The controller remembers only the error of the last window that had jobs.
 #[derive(Clone, Debug)]
 pub struct Pi {
     settings: SpaceSettings,
@@ -32,7 +32,7 @@ pub struct Pi {
 }
 
 impl Pi {
-    /// At rest.
+    /// Begins without an error of a window before.
     pub fn new(settings: SpaceSettings, gains: Gains) -> Pi {
         Pi { settings, gains, error_before_s: None }
     }

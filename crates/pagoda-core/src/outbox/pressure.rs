@@ -55,7 +55,7 @@ impl Pressure {
         configured.saturating_sub(Bytes(self.withheld as u64))
     }
 
-    /// One round.
+    /// Makes one round: says what outboxes may have, and what VMs have to give.
     pub fn round(&mut self, now_ms: u64, shortage: &Shortage) -> Yielded {
         let Shortage { missing, configured, mins, given, draining } = *shortage;
         let is_stuck = self.is_stuck(now_ms, draining);

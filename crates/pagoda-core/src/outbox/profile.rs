@@ -92,7 +92,7 @@ impl Job {
     }
 }
 
-/// One period.
+/// A period holds what was measured in it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Period {
     pub length: Duration,

@@ -51,7 +51,7 @@ impl Rls {
         self.pairs = self.pairs.saturating_add(1);
     }
 
-    /// The factor.
+    /// Gives the factor as it is, even if chance explains it.
     pub fn factor(&self) -> f64 {
         self.factor
     }

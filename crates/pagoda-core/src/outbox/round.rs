@@ -127,7 +127,7 @@ struct Sized {
     kept: VecDeque<bool>,
 }
 
-/// See the module.
+/// The sizing remembers each outbox between rounds, and decides its size.
 #[derive(Clone, Debug)]
 pub struct Sizing {
     period: Duration,

@@ -10,7 +10,7 @@ use super::slo::Slo;
 pub const MIN_MIN: Bytes = Bytes::from_mib(1);
 /// Windows are control periods. Shorter ones have no job, longer ones react to yesterday.
 pub const WINDOW_MIN: Duration = Duration::from_secs(1);
-/// See [`WINDOW_MIN`].
+/// A longer window would react to what was an hour ago.
 pub const WINDOW_MAX: Duration = Duration::from_secs(3600);
 
 /// The settings of one outbox whose size follows an SLO.

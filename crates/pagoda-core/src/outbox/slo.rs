@@ -52,7 +52,7 @@ pub fn quantile(values: &mut [f64], q: f64) -> f64 {
     *values.select_nth_unstable_by(index, f64::total_cmp).1
 }
 
-/// `p90`, `p99.9`, `mean`.
+/// A statistic is written as `p90`, `p99.9` or `mean`.
 impl fmt::Display for Statistic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

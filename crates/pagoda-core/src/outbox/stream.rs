@@ -22,9 +22,9 @@ const SEED: u64 = 26;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inputs {
     pub arrivals_per_s: f64,
-    /// Never empty.
+    /// Sizes are drawn from these jobs, of which there is at least one.
     pub jobs: Vec<JobSize>,
-    /// Bytes a second.
+    /// The network takes so many bytes a second.
     pub drain: f64,
     /// The length of a window.
     pub window: Duration,
@@ -59,7 +59,7 @@ pub struct Responses {
     pub windows_above: f64,
 }
 
-/// The draws.
+/// The stream holds the draws of chance that serve every size.
 #[derive(Clone, Debug)]
 pub struct Stream {
     /// Gaps between arrivals, of mean 1.

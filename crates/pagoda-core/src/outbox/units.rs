@@ -8,7 +8,7 @@ use crate::units::Bytes;
 /// The model's word for "without end": longer than any promise.
 pub const RESPONSE_MAX_S: f64 = 1e6;
 
-/// Bytes a second.
+/// A rate counts bytes a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rate(pub u64);
 
@@ -29,7 +29,7 @@ impl Rate {
     }
 }
 
-/// `26.7 MiB/s`.
+/// A rate is written as `26.7 MiB/s`.
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("{}/s", Bytes(self.0)))

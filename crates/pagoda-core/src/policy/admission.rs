@@ -43,7 +43,7 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// All of it.
+    /// Adds up all that is taken.
     pub fn total(self) -> PageCount {
         self.templates + self.outboxes
     }
@@ -65,9 +65,9 @@ impl std::ops::Add for Reservation {
 /// What is reserved for a VM, or for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reservation {
-    /// In the pool.
+    /// So much is reserved in the pool.
     pub memory: PageCount,
-    /// On the swap disk.
+    /// So much is reserved on the swap disk.
     pub swap: PageCount,
 }
 
@@ -97,7 +97,7 @@ const FREE_MAX: PageCount = PageCount(1 << 60);
 /// The swap directory's disk as it is now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SwapSpace {
-    /// Free on it.
+    /// The disk has so much free space.
     pub free: PageCount,
     /// What each VM's file has on it. A VM that is missing here is taken to have nothing.
     pub held: BTreeMap<VmId, PageCount>,
@@ -127,9 +127,9 @@ impl SwapSpace {
 pub enum Change<'a> {
     /// Nothing: how it stands.
     Nothing,
-    /// The host's settings.
+    /// The host gets these settings.
     Host(&'a HostSettings),
-    /// A VM comes.
+    /// A VM comes, with these settings.
     Add(&'a VmSettings, Overhead),
     /// A VM ends, and another one comes as soon as all that it had is free.
     Replace(VmId, &'a VmSettings, Overhead),
@@ -167,7 +167,7 @@ impl<'a> Promise<'a> {
 pub(super) struct Balance {
     promised: Reservation,
     capacity: Reservation,
-    /// Of `promised.memory`.
+    /// So much of `promised.memory` is for mins.
     mins: PageCount,
     beside: Beside,
     /// The pool holds all VMs at their caps.
@@ -237,7 +237,7 @@ pub struct Admission {
     what: What,
 }
 
-/// For messages.
+/// The kind of change decides what is refused, and how the message begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     Nothing,
@@ -301,7 +301,7 @@ impl Admission {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", refusal(.admission))]
 pub struct Refused {
-    /// The figures.
+    /// The figures say what is missing, and of what.
     pub admission: Box<Admission>,
 }
 

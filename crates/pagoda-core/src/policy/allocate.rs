@@ -34,7 +34,7 @@ mod tests;
 /// What one VM brings into the allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Its weight.
+    /// Its shares are its weight against the other VMs.
     pub shares: Shares,
     /// It gets no less.
     pub min: PageCount,
@@ -44,7 +44,7 @@ pub struct Claim {
     pub working_set: PageCount,
 }
 
-/// Who gets what.
+/// An allocation says how many pages each VM gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// In the order of the claims.

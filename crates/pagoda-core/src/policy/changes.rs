@@ -22,7 +22,7 @@ pub struct Changes {
     pub host: Option<HostSettings>,
     /// VMs that came, or that have other settings or another overhead.
     pub vms: Vec<(VmId, VmSettings, Overhead)>,
-    /// VMs that went.
+    /// These VMs have gone.
     pub gone: Vec<VmId>,
 }
 

@@ -6,16 +6,16 @@ use super::settings::{SHARES_MAX, Shares, VmSettings};
 use super::state::ReclaimState;
 use crate::units::PageCount;
 
-/// One term.
+/// A line explains one term.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     /// Its name, an operator's word.
     pub term: &'static str,
     /// The number, if it is one.
     pub pages: Option<PageCount>,
-    /// A minus before the number.
+    /// A minus is shown before the number.
     pub is_loss: bool,
-    /// What it means.
+    /// The text says what the term means for this VM.
     pub text: String,
 }
 

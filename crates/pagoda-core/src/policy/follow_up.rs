@@ -31,7 +31,7 @@ pub struct Comparison {
 /// A plan that has not come true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deviation {
-    /// In what.
+    /// It says in what the VM deviates from its plan.
     pub of: DeviationOf,
     /// Milliseconds since it last became smaller.
     pub for_ms: u64,
@@ -42,16 +42,16 @@ pub struct Deviation {
 pub enum DeviationOf {
     /// The VM has more pages in DRAM than its limit.
     Limit {
-        /// The limit.
+        /// The limit allows so many pages.
         wanted: PageCount,
-        /// What it has.
+        /// The VM has so many pages.
         found: PageCount,
     },
     /// Its balloon holds less, or more, than the guest was asked for.
     Balloon {
-        /// What it should hold.
+        /// The balloon should hold so many pages.
         wanted: PageCount,
-        /// What it holds.
+        /// The balloon holds so many pages.
         found: PageCount,
     },
     /// It runs although it should be stopped.

@@ -22,20 +22,20 @@ pub struct LimitRequest {
     pub resident: PageCount,
     /// What it is guaranteed.
     pub min: PageCount,
-    /// Its target.
+    /// The plan has this target for it.
     pub target: PageCount,
     /// Above this it is paged out.
     pub cap: PageCount,
 }
 
-/// What is free.
+/// The room says how much is free, and for whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Of the pool, and of the host where that is less.
     pub free: PageCount,
     /// For guarantees, which the pool has lent to others perhaps: all that the host has.
     pub for_mins: PageCount,
-    /// The pool.
+    /// The pool has this size now.
     pub pool: PageCount,
 }
 

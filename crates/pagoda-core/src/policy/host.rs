@@ -16,7 +16,7 @@ const RELEASE_MS: u64 = 30_000;
 /// The host's memory at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostMemory {
-    /// All of it.
+    /// The host has so much memory in all.
     pub total: Bytes,
     /// Free or easily freed (`MemAvailable`).
     pub available: Bytes,
@@ -27,7 +27,7 @@ pub struct HostMemory {
 /// The pool at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pool {
-    /// Its size now.
+    /// The pool has this size now, at most what was set.
     pub now: PageCount,
     /// Why that is less than what was set, if it is.
     pub reason: Option<String>,

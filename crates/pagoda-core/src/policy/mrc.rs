@@ -50,7 +50,7 @@ pub struct Mrc {
     seed: u64,
     memory: PageCount,
     watched_max: usize,
-    /// SHARDS' T.
+    /// A page is watched if its hash is below this: T of SHARDS.
     threshold: u64,
     stack: Stack,
     /// Pages of the memory that the threshold lets in, if somebody has counted them.

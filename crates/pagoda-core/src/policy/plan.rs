@@ -21,19 +21,19 @@ pub struct PoolSample {
     pub used: PageCount,
 }
 
-/// A VM's balloon.
+/// This says whether a VM's balloon works, and how large it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Balloon {
     /// No device, no driver, or the guest is still booting.
     Absent,
-    /// Its size now.
+    /// The balloon holds so many pages now.
     Inflated(PageCount),
 }
 
 /// One VM at the same moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VmSample {
-    /// Which.
+    /// The sample is of this VM.
     pub id: VmId,
     /// Its own pages in DRAM.
     pub resident: PageCount,
@@ -43,7 +43,7 @@ pub struct VmSample {
     pub shared: PageCount,
     /// It has nearly all that its limit lets it have, so it may want more.
     pub is_at_limit: bool,
-    /// Its balloon.
+    /// The balloon was seen like this.
     pub balloon: Balloon,
     /// What became of the pages sampled in this period.
     pub sample: SampleCount,
@@ -54,7 +54,7 @@ pub struct VmSample {
 /// What a VM's min is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MinReason {
-    /// Its guarantee.
+    /// The min is what the user guaranteed the VM.
     Min,
     /// What is in DRAM cannot leave.
     Pinned,
@@ -65,7 +65,7 @@ pub enum MinReason {
 pub enum CeilingReason {
     /// All the guest sees.
     Memory,
-    /// `--dram`.
+    /// The ceiling is the user's cap of its DRAM, `--dram`.
     Cap,
     /// What it has touched, and room to grow.
     Demand,
@@ -87,7 +87,7 @@ pub enum Bound {
 pub struct Terms {
     /// What the guest sees.
     pub memory: PageCount,
-    /// Its weight.
+    /// Its shares are its weight against the other VMs.
     pub shares: Shares,
     /// The weight of all VMs.
     pub shares_total: u64,
@@ -101,11 +101,11 @@ pub struct Terms {
     pub in_use: PageCount,
     /// It gets no less.
     pub min: PageCount,
-    /// Why.
+    /// It says what the min stands for.
     pub min_reason: MinReason,
     /// It gets no more, its min excepted.
     pub ceiling: PageCount,
-    /// Why.
+    /// It says which of the bounds is the ceiling.
     pub ceiling_reason: CeilingReason,
     /// The ceiling if it used all it may have: its cap, or its memory.
     pub limit: PageCount,
@@ -118,16 +118,16 @@ pub struct Terms {
     pub lent: PageCount,
     /// What it may grow to at today's price before anybody asks again: the target, or more where only its demand bounds it.
     pub allowance: PageCount,
-    /// Why not more.
+    /// It says why the target is not larger.
     pub bound: Bound,
-    /// Of the host.
+    /// The host is in this state.
     pub state: ReclaimState,
 }
 
 /// Whether the VM may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Run {
-    /// Yes.
+    /// The policy lets it run.
     Run,
     /// Stopped until memory is found (QMP `stop`).
     Block,
@@ -160,13 +160,13 @@ pub enum PolicyStatus {
 /// The plan for one VM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VmPlan {
-    /// Which.
+    /// The plan is for this VM.
     pub id: VmId,
     /// The target and where it comes from.
     pub terms: Terms,
-    /// What to do.
+    /// The daemon does this with the VM until the next plan.
     pub actions: VmActions,
-    /// How it stands.
+    /// It says whether the VM lacks memory.
     pub status: PolicyStatus,
     /// Since when, on the clock of [`PoolSample::now_ms`].
     pub status_since_ms: u64,
@@ -188,9 +188,9 @@ pub enum StuckReason {
 /// The plan until the next one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The host's state.
+    /// The host is in this state.
     pub state: ReclaimState,
-    /// Since when.
+    /// The state began at this time, on the clock of [`PoolSample::now_ms`].
     pub state_since_ms: u64,
     /// Free memory of the pool.
     pub free: PageCount,

@@ -40,7 +40,7 @@ const RAISE_PART: u64 = 64;
 /// What kind of VMM a VM has. VMs of one kind are expected to have the same overhead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmmKind {
-    /// QEMU.
+    /// The VMM is QEMU, whose devices and threads take memory too.
     Qemu,
     /// A program that maps its RAM and does nothing else for a guest.
     Plain,
@@ -51,7 +51,7 @@ pub enum VmmKind {
 pub struct HostReport {
     /// Milliseconds of any steady clock.
     pub now_ms: u64,
-    /// Its memory.
+    /// The host's memory was like this when it was measured.
     pub memory: HostMemory,
     /// Available memory below which the host is short; `None` stands for the default.
     pub available_min: Option<Bytes>,
@@ -102,7 +102,7 @@ pub struct EngineReport {
 /// A VM at the time of a round.
 #[derive(Clone, Copy, Debug)]
 pub struct VmReport {
-    /// Which.
+    /// The report is about this VM.
     pub id: VmId,
     /// What kind of VMM it has.
     pub kind: VmmKind,
@@ -179,7 +179,7 @@ pub struct Caps {
     pub cap: PageCount,
     /// That cap, or what stands in for a balloon that does not work, if that is less.
     pub own: PageCount,
-    /// What is guaranteed.
+    /// So much is guaranteed to it.
     pub min: PageCount,
     /// What any VM needs to make progress.
     pub least: PageCount,
@@ -228,16 +228,16 @@ pub struct Steps {
     pub run: Run,
 }
 
-/// The last round.
+/// This keeps what the last round planned, and what that was made from.
 #[derive(Clone, Debug)]
 pub struct Last {
-    /// Its plan.
+    /// The round made this plan.
     pub plan: Plan,
     /// What the plan was made from.
     pub host: PoolSample,
-    /// The pool.
+    /// This was the pool, with the room that VMs had in it.
     pub pool: Pool,
-    /// What templates took of it.
+    /// Templates took so much of the pool.
     pub templates: PageCount,
     /// What the host's shortage leaves to outboxes that give; `None`: there are none.
     pub yielded: Option<Yielded>,
@@ -584,7 +584,7 @@ impl Rounds {
         is_free && self.policy.keeps_promises_beside(pages)
     }
 
-    /// Forgets a VM.
+    /// Forgets a VM and the overhead that was measured of it.
     pub fn remove(&mut self, id: VmId) {
         self.policy.remove(id);
         self.overheads.remove(&id);

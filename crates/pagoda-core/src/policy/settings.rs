@@ -35,7 +35,7 @@ const SHARE_GROUP_LEN_MAX: usize = 64;
 /// More than half of the pool kept free is a mistake.
 const FREE_GOAL_MAX: u16 = 500;
 
-/// Thousandths.
+/// A part is counted in thousandths, so 1000 is the whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PerMille(pub u16);
 
@@ -51,7 +51,7 @@ impl PerMille {
     }
 }
 
-/// `75 %`, `7.5 %`.
+/// A part is written as `75 %` or `7.5 %`.
 impl fmt::Display for PerMille {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.0 / 10, self.0 % 10) {
@@ -125,7 +125,7 @@ impl Shares {
         }
     }
 
-    /// The number.
+    /// Gives the number of shares.
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -149,7 +149,7 @@ impl ShareGroup {
         }
     }
 
-    /// Its name.
+    /// Gives the group's name.
     pub fn name(&self) -> &str {
         &self.0
     }
@@ -158,9 +158,9 @@ impl ShareGroup {
 /// How the working set of a VM is sampled (ESX section 5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
-    /// Pages per period.
+    /// So many pages are sampled in each period.
     pub pages: u32,
-    /// Seconds per period.
+    /// A period takes so many seconds.
     pub period_s: u32,
 }
 
@@ -225,11 +225,11 @@ pub const RATES_DEFAULT: Rates = Rates { page_out: PageCount(131_072), balloon: 
 pub struct HostSettings {
     /// DRAM for VMs and what they cost beside their memory.
     pub pool: PageCount,
-    /// Idle memory tax.
+    /// Idle pages are taxed at this rate.
     pub tax: TaxRate,
-    /// Of the reclamation states.
+    /// The reclamation states begin at these parts of the pool.
     pub thresholds: Thresholds,
-    /// How fast.
+    /// Page-out and balloons go no faster than this.
     pub rates: Rates,
 }
 
@@ -266,13 +266,13 @@ pub struct VmSettings {
     pub memory: PageCount,
     /// `--dram`: a hard cap, at most `memory`.
     pub cap: PageCount,
-    /// `--min`: guaranteed.
+    /// `--min` is what it is guaranteed in DRAM.
     pub min: PageCount,
-    /// `--shares`.
+    /// `--shares` is its weight against the other VMs.
     pub shares: Shares,
-    /// `--share-group`.
+    /// `--share-group` names the VMs that it may share pages with; `None` is itself alone.
     pub share_group: Option<ShareGroup>,
-    /// Of its working set.
+    /// Its working set is sampled like this.
     pub sampling: Sampling,
     /// The largest balloon, of its memory.
     pub balloon_max: PerMille,

@@ -23,7 +23,7 @@ pub enum ReclaimState {
     High,
     /// Reclaim with the guests' help.
     Soft,
-    /// Reclaim by force.
+    /// Reclaim by page-out from anybody, without the guests' help.
     Hard,
     /// As `Hard`, and nobody above its target runs.
     Low,
@@ -53,7 +53,7 @@ pub struct Levels {
 }
 
 impl Levels {
-    /// Of a pool.
+    /// Converts the thresholds into pages of this pool.
     pub fn of(pool: PageCount, thresholds: &Thresholds) -> Levels {
         let Thresholds { high, soft, hard, low, hysteresis } = *thresholds;
         let exceeded = |threshold: super::settings::PerMille| {
@@ -89,7 +89,7 @@ impl ReclaimState {
         Allowed { share_first: worse_than_high, page_out: forced, block: matches!(self, ReclaimState::Low) }
     }
 
-    /// The paper's word.
+    /// Gives the word that the paper has for the state.
     pub const fn name(self) -> &'static str {
         match self {
             ReclaimState::High => "high",

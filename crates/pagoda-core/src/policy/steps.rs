@@ -35,15 +35,15 @@ const ELAPSED_MAX_MS: u64 = 10_000;
 /// What holds for all VMs.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation {
-    /// Of the host.
+    /// The host is in this state.
     pub state: ReclaimState,
     /// VMs are held to their targets.
     pub restrained: bool,
     /// Limits of the steps.
     pub rates: Rates,
-    /// The clock.
+    /// The clock shows so many milliseconds; any steady clock will do.
     pub now_ms: u64,
-    /// Since the last plan.
+    /// So much time has passed since the last plan.
     pub elapsed_ms: u64,
 }
 

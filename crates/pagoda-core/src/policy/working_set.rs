@@ -26,7 +26,7 @@ pub struct Fraction(u32);
 const BILLION: u64 = 1_000_000_000;
 
 impl Fraction {
-    /// Everything.
+    /// This is the whole: a billion billionths.
     pub const ONE: Fraction = Fraction(BILLION as u32);
 
     /// `part` of `whole`, at most all of it.
@@ -46,7 +46,7 @@ impl Fraction {
         Fraction(((old * (GAIN_ONE - gain.0) + new * gain.0) / GAIN_ONE) as u32)
     }
 
-    /// For people.
+    /// Gives the fraction in percent, for people to read.
     pub fn as_percent(self) -> f64 {
         f64::from(self.0) / 1e7
     }
@@ -65,9 +65,9 @@ const FAST: Gain = Gain(12);
 /// The three averages and what follows from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
-    /// Over many periods.
+    /// This average goes over many periods.
     pub slow: Fraction,
-    /// Over the last few.
+    /// This average goes over the last few periods.
     pub fast: Fraction,
     /// The fast one with what this period has shown so far.
     pub current: Fraction,

@@ -9,9 +9,9 @@ use crate::units::{ChunkCount, ChunkIdx};
 /// Which side of a division a chunk is on (VMemDirect, section 4.2: "memory division on VM migration").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heat {
-    /// To physical memory.
+    /// The chunk goes to physical memory.
     Hot,
-    /// To private swap.
+    /// The chunk goes to private swap.
     Cold,
 }
 

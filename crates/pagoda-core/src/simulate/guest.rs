@@ -22,7 +22,7 @@ use crate::units::{PageCount, PageIdx};
 /// One page in so many that leave DRAM was in use after all: the chunk queues take chunks, in which hot and cold mix.
 const MISJUDGED: u64 = 20;
 
-/// Pages by kind.
+/// Each page of a guest counts under one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds {
     pub active_in: PageCount,
@@ -36,7 +36,7 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// Pages in DRAM.
+    /// Counts the pages in DRAM.
     pub fn resident(&self) -> PageCount {
         self.active_in + self.idle_in + self.zero_in
     }
@@ -46,12 +46,12 @@ impl Kinds {
         self.active_out + self.idle_out
     }
 
-    /// The working set.
+    /// Counts the working set, in DRAM and in swap.
     pub fn active(&self) -> PageCount {
         self.active_in + self.active_out
     }
 
-    /// All pages.
+    /// Counts all pages, which is the guest's memory.
     pub fn all(&self) -> PageCount {
         self.resident() + self.swapped() + self.zero_out + self.untouched + self.balloon
     }
@@ -70,13 +70,13 @@ pub struct Totals {
     pub work_s: f64,
     /// Milliseconds in which it had work to do.
     pub busy_ms: u64,
-    /// Milliseconds suspended.
+    /// The policy kept it stopped for so many milliseconds.
     pub blocked_ms: u64,
     /// Milliseconds in which the guest had less memory than its working set, so that it had to swap by itself.
     pub short_ms: u64,
 }
 
-/// One guest.
+/// A guest is its counts of pages, and what it does with them.
 #[derive(Clone, Debug)]
 pub struct Guest {
     pub kinds: Kinds,
@@ -97,14 +97,14 @@ pub struct Guest {
 /// A part of virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// When it begins.
+    /// The step begins at this time.
     pub from_ms: u64,
     /// How long it takes, a second at most.
     pub ms: u64,
 }
 
 impl Step {
-    /// When it ends.
+    /// Gives the time at which the step ends.
     pub fn end_ms(&self) -> u64 {
         self.from_ms + self.ms
     }
@@ -123,7 +123,7 @@ impl Step {
 /// What a guest may take in a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// When.
+    /// The limits hold in this step.
     pub step: Step,
     /// Pages in DRAM the engine lets it have.
     pub limit: PageCount,
@@ -133,7 +133,7 @@ pub struct Limits {
     pub page_in: PageCount,
     /// Writes to swap in a second.
     pub page_out: PageCount,
-    /// Microseconds per fault.
+    /// Each fault takes so many microseconds.
     pub fault_us: u64,
 }
 

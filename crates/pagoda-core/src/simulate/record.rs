@@ -25,9 +25,9 @@ pub struct VmPoint {
     pub at_s: u64,
     pub resident: PageCount,
     pub target: PageCount,
-    /// As it is estimated.
+    /// The policy estimates this working set.
     pub working_set: PageCount,
-    /// As it is.
+    /// The working set really is this.
     pub active: PageCount,
     pub balloon: PageCount,
     pub swapped: PageCount,
@@ -62,7 +62,7 @@ pub struct Violations {
     pub lost_pages: u64,
 }
 
-/// A run.
+/// A recording is all that is kept of one run.
 #[derive(Clone, Debug)]
 pub struct Recording {
     pub title: String,

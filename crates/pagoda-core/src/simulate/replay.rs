@@ -12,7 +12,7 @@ pub trait Observer {
     /// A round is about to be made.
     fn before(&mut self, policy: &Policy);
 
-    /// It was made.
+    /// The round was made, with this result.
     fn after(&mut self, policy: &Policy, host: &HostReport, vms: &[VmReport], made: Made<'_>);
 }
 
@@ -49,7 +49,7 @@ impl Replay {
         changes.apply(&mut self.rounds)
     }
 
-    /// Makes a round.
+    /// Makes a round of this input, and gives what it made of it.
     pub fn make(&mut self, host: &HostReport, vms: &[VmReport]) -> Option<Made<'_>> {
         self.outcomes = self.rounds.make(host, vms);
         self.rounds.last().map(|last| Made { outcomes: &self.outcomes, last })

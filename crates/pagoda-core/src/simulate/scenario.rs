@@ -8,14 +8,14 @@ pub const DURATION_S_MAX: u64 = 7 * 86_400;
 /// Points that are kept of a run: more than a plot has pixels.
 pub const RECORDS_MAX: u64 = 20_000;
 
-/// One run.
+/// A scenario describes one run of the simulator.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// What it shows.
+    /// The title says what the run shows.
     pub title: String,
     /// Length in virtual seconds.
     pub duration_s: u64,
-    /// Of all chance.
+    /// All chance in the run follows from this seed.
     pub seed: u64,
     /// The host when it starts.
     pub host: HostSettings,
@@ -54,11 +54,11 @@ impl Default for Hardware {
 /// A VM and how its guest behaves.
 #[derive(Clone, Debug)]
 pub struct VmScript {
-    /// For people.
+    /// The VM has this name in what people read, and no other VM has it.
     pub name: String,
     /// As an operator sets them.
     pub settings: VmSettings,
-    /// Beside its memory.
+    /// The VM takes so much beside its memory.
     pub overhead: Overhead,
     /// When it is started.
     pub start_s: u64,
@@ -97,9 +97,9 @@ pub struct BalloonScript {
 /// A time of one behaviour.
 #[derive(Clone, Copy, Debug)]
 pub struct Phase {
-    /// Since the VM's start.
+    /// The phase begins so many seconds after the VM's start.
     pub at_s: u64,
-    /// The working set.
+    /// The working set has so many pages.
     pub active: PageCount,
     /// Pages of it that are touched a second, with all of them in DRAM.
     pub rate: PageCount,
@@ -111,13 +111,13 @@ pub struct Phase {
 /// A change of settings.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// When.
+    /// The change comes at this second of the run.
     pub at_s: u64,
-    /// What.
+    /// This is changed at that time.
     pub what: ChangeKind,
 }
 
-/// What is changed.
+/// The kind says which setting is changed, and to what.
 #[derive(Clone, Debug)]
 pub enum ChangeKind {
     /// The idle memory tax.

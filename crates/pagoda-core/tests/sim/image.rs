@@ -100,7 +100,7 @@ pub enum Mistake {
 pub enum Change {
     /// The first write of a protected page.
     Unprotect,
-    /// Mapped writable.
+    /// The page was mapped writable.
     Map,
     /// Brought in from swap and mapped writable.
     Copy,

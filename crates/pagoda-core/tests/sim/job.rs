@@ -30,7 +30,7 @@ pub enum JobKind {
         pages: Vec<usize>,
         begun: usize,
     },
-    /// Into these frames.
+    /// A whole chunk is read into these frames.
     Fill(BTreeMap<usize, crate::world::Frame>),
     Write {
         zero: PageSet,

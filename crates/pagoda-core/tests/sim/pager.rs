@@ -22,7 +22,7 @@ use crate::world::{CHUNK, Pte, World};
 /// Instead of the number of an image: what is read is for a move.
 const FOR_A_MOVE: usize = usize::MAX;
 
-/// The daemon died.
+/// The daemon died here, and what was left to do is not done.
 #[derive(Debug)]
 pub struct Crash;
 

@@ -15,12 +15,12 @@ impl Rng {
         self.0.draw()
     }
 
-    /// 0 .. n
+    /// Draws a number in `0 .. n`, or 0 if `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    /// low ..= high
+    /// Draws a number in `low ..= high`.
     pub fn within(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }

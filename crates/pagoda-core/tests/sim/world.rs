@@ -139,7 +139,7 @@ impl World {
         }
     }
 
-    /// `UFFDIO_WRITEPROTECT`.
+    /// Write-protects a page as `UFFDIO_WRITEPROTECT` does, if it is mapped writable.
     pub fn protect(&mut self, page: usize) {
         if self.pte[page] == Pte::Writable {
             self.pte[page] = Pte::Protected;

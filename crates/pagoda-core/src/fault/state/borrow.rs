@@ -10,11 +10,11 @@ const OWNED_MAX: u64 = 10_000;
 /// What the machine keeps about borrowed chunks, the sets of the chunks apart.
 #[derive(Debug, Default)]
 pub struct Borrow {
-    /// Borrowed chunks.
+    /// So many chunks are borrowed.
     pub chunks: u64,
-    /// Their private pages.
+    /// So many pages of borrowed chunks are private.
     pub private: u64,
-    /// Pages of theirs that have content and are not private.
+    /// So many pages of theirs have content and are not private.
     pub lent: u64,
     /// All of them are to become the VM's own.
     pub is_unwanted: bool,

@@ -30,7 +30,7 @@ impl ColdList {
         ColdList { entries, count: 0, seq: 0, target: TARGET_START, rescued: 0, evicted: 0 }
     }
 
-    /// Cold chunks.
+    /// Counts the chunks that are cold.
     pub fn count(&self) -> usize {
         self.count
     }

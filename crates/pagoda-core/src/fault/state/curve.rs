@@ -54,7 +54,7 @@ pub struct CurveWatch {
 }
 
 impl CurveWatch {
-    /// Follows nothing yet.
+    /// Begins with no page chosen and no use seen.
     pub fn new(memory: PageCount) -> CurveWatch {
         // Chance may choose some more than wanted.
         let mut mrc = Mrc::new(memory, 2 * PAGES_MAX as usize, SEED);

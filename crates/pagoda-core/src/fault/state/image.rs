@@ -8,11 +8,11 @@ const KEEP_TRIES: u32 = 3;
 /// What the machine keeps about images, the sets of the chunks apart.
 #[derive(Debug, Default)]
 pub struct Images {
-    /// Frozen pages.
+    /// So many pages are frozen.
     pub frozen: u64,
     /// Pages that are known to be the newest image's.
     pub same: u64,
-    /// See `Machine::is_fill_blocked`.
+    /// The last `Fill` found nothing that could be done at that moment.
     pub is_fill_blocked: bool,
     /// Of the newest image; reads that an older one asked for are told by it.
     number: u32,
@@ -30,7 +30,7 @@ impl Images {
         self.preparing
     }
 
-    /// See `Machine::sweeps`.
+    /// Counts how often all pages have been protected since preparation began.
     pub fn sweeps(&self) -> u32 {
         self.sweeps
     }

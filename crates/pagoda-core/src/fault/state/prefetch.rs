@@ -9,7 +9,7 @@ use crate::units::{ChunkCount, ChunkIdx};
 #[derive(Debug, Default)]
 pub struct Prefetch {
     list: VecDeque<(ChunkIdx, PageSet)>,
-    /// Reads under way.
+    /// So many reads that prefetch pages are under way.
     pub in_flight: usize,
     /// When the rest is given up, once something was planned.
     pub until_ms: Option<u64>,
@@ -35,7 +35,7 @@ impl Prefetch {
         }
     }
 
-    /// The next pages.
+    /// Gives the pages that are to come in next, which stay in the list.
     pub fn next(&self) -> Option<(ChunkIdx, PageSet)> {
         self.list.front().copied()
     }

@@ -19,7 +19,7 @@ pub enum Sharing {
 /// What the machine keeps about sharing, the sets of the chunks apart.
 #[derive(Debug)]
 pub struct Share {
-    /// Shared pages.
+    /// So many pages of the VM are shared.
     pub pages: u64,
     /// The VM's part of its frames, in pages.
     pub charged: u64,

@@ -18,9 +18,9 @@ pub enum Purpose {
 /// Watched pages of a chunk, by purpose.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Marks {
-    /// See [`Purpose::Sample`].
+    /// These are watched for [`Purpose::Sample`].
     pub sample: PageSet,
-    /// See [`Purpose::Curve`].
+    /// These are watched for [`Purpose::Curve`].
     pub curve: PageSet,
 }
 
@@ -32,7 +32,7 @@ impl Marks {
         }
     }
 
-    /// Of any purpose.
+    /// Gives the pages that are watched for any purpose.
     pub fn all(self) -> PageSet {
         self.sample | self.curve
     }
@@ -64,7 +64,7 @@ impl Watch {
         self.hidden.get(&chunk).map_or(PageSet::EMPTY, |marks| marks.all())
     }
 
-    /// Hidden pages.
+    /// Counts the hidden pages.
     pub fn len(&self) -> usize {
         self.hidden.values().map(|marks| usize::from(marks.all().count())).sum()
     }
@@ -127,7 +127,7 @@ impl Watch {
         Some(was)
     }
 
-    /// See `Machine::sample_count`.
+    /// Counts this period's sampled pages. One is watched from the moment its zap is done.
     pub fn sample_count(&self) -> SampleCount {
         let hidden: u32 = self.hidden.values().map(|marks| u32::from(marks.sample.count())).sum();
         let untouched = hidden - self.zapping.iter().filter(|(_, purpose)| *purpose == Purpose::Sample).count() as u32;

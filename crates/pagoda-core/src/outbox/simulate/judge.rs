@@ -45,7 +45,7 @@ impl Tally {
         self.space_sum / self.periods.max(1) as f64
     }
 
-    /// Both together.
+    /// Adds both up, as if they were of one run.
     pub fn with(self, other: Tally) -> Tally {
         Tally {
             windows: self.windows + other.windows,

@@ -28,7 +28,7 @@ struct Running {
     waits_since_ms: Option<u64>,
 }
 
-/// The VM.
+/// The plant is one simulated VM with its space, its jobs and its network.
 #[derive(Debug)]
 pub struct Plant {
     chance: Chance,
@@ -62,7 +62,7 @@ impl Plant {
         }
     }
 
-    /// What is counted.
+    /// Gives the counts since the start, as the profiler takes them.
     pub fn counters(&self) -> Counters {
         self.counters
     }

@@ -41,7 +41,7 @@ pub struct Load {
     pub interference: f64,
 }
 
-/// The base load.
+/// The standard scenario begins with this load.
 pub const BASE: Load = Load {
     arrivals_per_s: 0.20,
     compute_s: 2.0,
@@ -129,7 +129,7 @@ impl Scenario {
         self.phases.len().checked_sub(1).expect("a scenario with phases")
     }
 
-    /// Periods in all.
+    /// Counts the periods of all phases.
     pub fn periods(&self) -> usize {
         self.phases.iter().map(|phase| phase.periods).sum()
     }

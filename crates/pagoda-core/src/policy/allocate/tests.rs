@@ -52,13 +52,13 @@ fn revoke_page_by_page(claims: &[Claim], rate: TaxRate, pool: u64) -> Vec<u64> {
 
 #[test]
 fn tables() {
-    // Enough for all.
+    // There is enough for all ceilings.
     assert_eq!(pages(&[claim(1, 0, 10, 0), claim(1, 0, 20, 0)], tax(750), 30), [10, 20]);
-    // Not even the mins.
+    // There is not even enough for the mins.
     let mins = [claim(1, 10, 10, 0), claim(1, 20, 30, 0)];
     assert_eq!(allocate(&mins, tax(0), PageCount(25)).shortfall, PageCount(5));
     assert_eq!(pages(&mins, tax(0), 25), [10, 20]);
-    // By shares alone.
+    // Without a tax, shares alone decide.
     let two = [claim(1000, 0, 256, 20), claim(1000, 0, 256, 256)];
     assert_eq!(pages(&two, tax(0), 358), [179, 179]);
     assert_eq!(pages(&[claim(2, 0, 100, 0), claim(1, 0, 100, 0)], tax(0), 90), [60, 30]);
@@ -69,7 +69,7 @@ fn tables() {
     assert_eq!(pages(&two, tax(750), 358), [102, 256]);
     // Under the highest tax an idle VM keeps little more than its working set.
     assert_eq!(pages(&[claim(1, 0, 400, 20), claim(1, 0, 400, 400)], tax(999), 358), [20, 338]);
-    // Nobody, nothing.
+    // Where there is no VM, nobody gets anything.
     assert_eq!(pages(&[], tax(750), 100), [0; 0]);
 }
 

@@ -1,8 +1,8 @@
-//! A finished curve.
+//! A finished curve says how many accesses miss at each size, and what a pager that works by chunks makes of that.
 
 use crate::units::PageCount;
 
-/// Misses by size.
+/// A curve gives the misses at each size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     bucket: PageCount,

@@ -39,7 +39,7 @@ pub const fn age_s(look: usize) -> u64 {
 /// A page that is unmapped and looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Age {
-    /// Looks done.
+    /// The page was looked at so many times.
     looks: usize,
     used: bool,
 }
@@ -55,7 +55,7 @@ impl Age {
         self.used = true;
     }
 
-    /// Whether it was.
+    /// Says whether the page was used since it was unmapped.
     pub const fn is_used(self) -> bool {
         self.used
     }

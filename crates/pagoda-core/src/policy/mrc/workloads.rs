@@ -16,11 +16,11 @@ pub enum Workload {
     Phases,
 }
 
-/// All of them.
+/// The list has every workload.
 pub const WORKLOADS: [Workload; 4] = [Workload::Zipf, Workload::Scan, Workload::Mixed, Workload::Phases];
 
 impl Workload {
-    /// Its name.
+    /// Gives the workload's name, which is one word.
     pub const fn name(self) -> &'static str {
         match self {
             Workload::Zipf => "zipf",
@@ -30,7 +30,7 @@ impl Workload {
         }
     }
 
-    /// So many accesses to so many pages.
+    /// Makes so many accesses to so many pages.
     pub fn trace(self, pages: u64, accesses: usize, seed: u64) -> Vec<PageIdx> {
         let mut chance = Chance::new(seed);
         let ranks = Ranks::new(pages);
