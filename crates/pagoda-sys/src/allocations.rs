@@ -1,8 +1,9 @@
 //! An allocator for tests of what must not need memory: the system's, with a list of what a watched thread allocates.
 //!
-//! A test program has it by `#[global_allocator] static ALLOCATOR: Counting = Counting;`. Memory is watched while a thread is
-//! [`watching`], and while the program is so, too ([`set_watching`]): a thread may have to warm up, and another one knows when it
-//! has. Only what Rust allocates is seen, not what C libraries do.
+//! A test program has it by `#[global_allocator] static ALLOCATOR: Counting = Counting;`. An allocation is listed while
+//! its thread is [`watching`], unless [`set_watching`] has switched that off for the whole program: a thread may have
+//! to warm up first, and it is another thread that knows when it has. Only what Rust allocates is seen, not what C
+//! libraries do.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;

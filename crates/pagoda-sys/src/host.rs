@@ -19,7 +19,7 @@ pub const MAX_MAP_COUNT_WANTED: u64 = 1 << 20;
 /// When the kernel's internal shmem (memfds) takes folios of one size: `shmem_enabled` of that size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShmemHuge {
-    /// Always.
+    /// The kernel takes such folios wherever it can.
     Always,
     /// As the file `transparent_hugepage/shmem_enabled` says.
     Inherit,
@@ -27,7 +27,7 @@ pub enum ShmemHuge {
     WithinSize,
     /// Where `MADV_HUGEPAGE` asks for it: what Pagoda wants.
     Advise,
-    /// Never.
+    /// The kernel never takes such folios.
     Never,
 }
 

@@ -13,6 +13,7 @@
 //! | [`peek`] | what another process maps and holds |
 //! | [`process`] | processes seen through /proc, wake-ups, limits |
 //! | [`tcp`] | what TCP knows of a connection |
+//! | [`mapper`] | what a program that maps RAM beside a VMM asks of the shim in it |
 //! | [`host`] | kernel settings and the start-up self-test |
 //! | `allocations` | what a thread allocates, for tests (feature `test-kit`) |
 //! | `guest` | a VM's RAM as its VMM maps it, for tests (feature `test-kit`) |

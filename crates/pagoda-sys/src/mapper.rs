@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-/// Lets go of all RAM of the VM: what was mapped is the program's own memory from now on, and zero. For a program that has no use any
-/// more for what it finds there. Without the shim nothing happens.
+/// Lets go of all RAM of the VM: what was mapped is the program's own memory from now on, and zero. This is for a
+/// program that has no use any more for what it finds there. Without the shim nothing happens.
 pub fn release() {
     // SAFETY: dlsym(3) with a NUL-terminated name.
     let found: *mut c_void = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"pagoda_mapper_release".as_ptr()) };

@@ -22,11 +22,11 @@ const MARK: u64 = 0x1f;
 const FRAME: u64 = (1 << 55) - 1;
 /// `PAGEMAP_SCAN`, `_IOWR('f', 16, struct pm_scan_arg)` (linux/fs.h): Linux 6.7.
 const SCAN: u64 = 0xc060_6610;
-/// `PAGE_IS_PRESENT` and `PAGE_IS_HUGE`.
+/// These are `PAGE_IS_PRESENT` and `PAGE_IS_HUGE` of linux/fs.h.
 const IS_PRESENT: u64 = 1 << 3;
 const IS_HUGE: u64 = 1 << 6;
 
-/// `struct pm_scan_arg`.
+/// The layout is that of `struct pm_scan_arg` in linux/fs.h.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct ScanArg {
@@ -47,11 +47,11 @@ struct ScanArg {
 /// How a range is mapped, by its first page that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapped {
-    /// Nothing of it.
+    /// No page of the range is mapped.
     Not,
-    /// By an entry for each page.
+    /// Each page has an entry of its own.
     Small,
-    /// By an entry for many.
+    /// One entry maps many pages.
     Huge,
 }
 

@@ -7,11 +7,11 @@ use std::os::unix::fs::FileExt;
 /// A part of a process's address space that maps a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// First address.
+    /// The mapping begins at this address.
     pub addr: u64,
-    /// Length in bytes.
+    /// The mapping has so many bytes.
     pub len: u64,
-    /// Where in the file it begins.
+    /// The mapping begins at this offset of the file.
     pub offset: u64,
     /// The file's device and inode.
     pub inode: (u64, u64),

@@ -137,7 +137,7 @@ pub fn start_time(pid: u32) -> io::Result<u64> {
 /// Whether a process still runs.
 #[derive(Debug)]
 pub enum Life {
-    /// It does.
+    /// The process still runs.
     Alive,
     /// It does not, and never will: what it left may be removed.
     Ended,

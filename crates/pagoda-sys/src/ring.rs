@@ -411,7 +411,7 @@ fn entered(result: std::io::Result<usize>) -> Result<usize, RingError> {
     }
 }
 
-/// See [`Ring::completions`].
+/// The completions are taken one by one; [`Ring::completions`] gives them.
 #[allow(missing_debug_implementations)] // a borrow of the ring
 pub struct Completions<'a> {
     queue: CompletionQueue<'a>,

@@ -35,25 +35,25 @@ pub enum SocketError {
     /// Someone answers at the path.
     #[error("another daemon is running at {}: stop it, or use another --socket", path.display())]
     InUse {
-        /// The socket.
+        /// The socket is at this path.
         path: PathBuf,
     },
     /// Nobody answers at the path.
     #[error("no daemon answers at {}: start pagodad, or point PAGODA_SOCKET at its socket", path.display())]
     NoDaemon {
-        /// The socket.
+        /// The socket should be at this path.
         path: PathBuf,
     },
     /// The file at the path is no socket.
     #[error("{} is there and is not a socket: remove it, or use another --socket", path.display())]
     NotSocket {
-        /// The file.
+        /// The file is at this path.
         path: PathBuf,
     },
     /// The peer closed the connection before this packet could be sent.
     #[error("the other side closed the connection")]
     Closed,
-    /// Longer than [`PACKET_MAX`].
+    /// The packet has more than [`PACKET_MAX`] bytes.
     #[error("packet is longer than {PACKET_MAX} bytes")]
     TooLong,
     /// More descriptors than [`FDS_MAX`], or this process has too many open files.
@@ -65,9 +65,9 @@ pub enum SocketError {
     /// A system call failed.
     #[error("{what}: {source}")]
     Os {
-        /// The call.
+        /// The text says what was tried.
         what: &'static str,
-        /// Its error.
+        /// It failed with this error.
         source: Errno,
     },
 }
@@ -79,11 +79,11 @@ fn os(what: &'static str) -> impl FnOnce(Errno) -> SocketError {
 /// Who is at the other end, as the kernel knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Process that connected (or listens).
+    /// This process connected, or listens.
     pub pid: u32,
-    /// Its effective user.
+    /// The process has this effective user.
     pub uid: u32,
-    /// Its effective group.
+    /// The process has this effective group.
     pub gid: u32,
 }
 
@@ -91,11 +91,11 @@ pub struct Peer {
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // handled at once, on the stack
 pub enum Received {
-    /// A packet.
+    /// A packet came, perhaps with descriptors.
     Message {
-        /// What it says.
+        /// The packet says this.
         packet: Packet,
-        /// What came with it.
+        /// These descriptors came with it.
         fds: Vec<OwnedFd>,
     },
     /// Nothing there now (nonblocking only).
@@ -145,7 +145,7 @@ impl Listener {
         Ok(Listener { fd, path: path.to_owned() })
     }
 
-    /// For polling.
+    /// Lends the descriptor, so that it can be polled.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -166,7 +166,7 @@ impl Listener {
         Ok(Listener { fd, path: self.path.clone() })
     }
 
-    /// Where it listens.
+    /// Gives the path at which it listens.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -189,7 +189,7 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
     }
 }
 
-/// One connection.
+/// A connection carries packets, with descriptors, both ways.
 #[derive(Debug)]
 pub struct Connection {
     fd: OwnedFd,
@@ -245,7 +245,7 @@ impl Connection {
         Connection { fd }
     }
 
-    /// For polling.
+    /// Lends the descriptor, so that it can be polled.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -42,13 +42,13 @@ pub enum SwapError {
     /// The file system has no direct I/O.
     #[error("{}: the file system cannot do direct I/O: put the swap directory on ext4 or XFS", path.display())]
     NoDirectIo {
-        /// The file.
+        /// The swap file is at this path.
         path: PathBuf,
     },
     /// Direct I/O in larger blocks than a page.
     #[error("{}: direct I/O needs blocks of {align} bytes, Pagoda's pages have {PAGE_SIZE}: put the swap directory on a disk with blocks of {PAGE_SIZE} bytes or less", path.display())]
     Alignment {
-        /// The file.
+        /// The swap file is at this path.
         path: PathBuf,
         /// What the disk asks for.
         align: u32,
@@ -56,49 +56,49 @@ pub enum SwapError {
     /// The file system cannot give space back.
     #[error("{}: the file system cannot make holes in files: put the swap directory on ext4 or XFS", path.display())]
     NoHoles {
-        /// The file.
+        /// The swap file is at this path.
         path: PathBuf,
     },
     /// The file system is memory.
     #[error("{}: this is a file system in memory: put the swap directory on a disk", path.display())]
     InMemory {
-        /// The file.
+        /// The swap file is at this path.
         path: PathBuf,
     },
     /// Not enough space to reserve.
     #[error("{}: {needed} bytes of swap are to be reserved and {free} are free: free some, use another swap directory, or do not reserve", path.display())]
     NoSpace {
-        /// The file.
+        /// The swap file is at this path.
         path: PathBuf,
-        /// Bytes wanted.
+        /// So many bytes are to be reserved.
         needed: u64,
-        /// Bytes there are.
+        /// So many bytes are free.
         free: u64,
     },
     /// Held by another process, or by I/O that does not end.
     #[error("{}: in use for more than {} s: another pagodad has it, or the disk does not complete its I/O", path.display(), LOCK_WAIT.as_secs())]
     Locked {
-        /// The file.
+        /// The swap file is at this path.
         path: PathBuf,
     },
     /// A file of another length.
     #[error("{}: {found} bytes long, {expected} expected: not this VM's swap file", path.display())]
     Length {
-        /// The file.
+        /// The swap file is at this path.
         path: PathBuf,
-        /// Its length.
+        /// The file has so many bytes.
         found: u64,
-        /// The VM's RAM.
+        /// The VM's RAM has so many bytes.
         expected: u64,
     },
     /// A system call failed.
     #[error("{what} {}: {source}", path.display())]
     Os {
-        /// The call.
+        /// The text says what was tried.
         what: &'static str,
-        /// The file.
+        /// The swap file is at this path.
         path: PathBuf,
-        /// Its error.
+        /// It failed with this error.
         source: io::Error,
     },
 }
@@ -109,7 +109,7 @@ pub enum SwapError {
 pub struct AlignedPage([u8; crate::PAGE_SIZE]);
 
 impl AlignedPage {
-    /// Its content.
+    /// Gives the content of the page.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -170,7 +170,7 @@ impl SwapFile {
         Ok(SwapFile { fd, path: self.path.clone(), len: self.len, reserve: self.reserve })
     }
 
-    /// For [`crate::ring::Ring::add_file`].
+    /// Lends the descriptor, as [`crate::ring::Ring::add_file`] wants it.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -181,7 +181,7 @@ impl SwapFile {
         self.len
     }
 
-    /// Where it is.
+    /// Gives the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }

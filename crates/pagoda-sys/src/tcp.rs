@@ -1,4 +1,4 @@
-//! What TCP knows of a connection.
+//! TCP is asked what it knows of a connection: how much of what was sent is not acknowledged yet.
 
 use std::os::fd::{AsFd, AsRawFd};
 

@@ -167,7 +167,7 @@ impl Template {
         Ok(template)
     }
 
-    /// For passing on.
+    /// Lends the descriptor, so that it can be passed on.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

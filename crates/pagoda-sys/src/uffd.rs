@@ -40,9 +40,9 @@ const FEATURES: [(u64, &str, &str); 5] = [
 /// Whether pages become readable only: the first write then raises a write-protect fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protect {
-    /// Writable.
+    /// The pages become writable.
     No,
-    /// Write-protected.
+    /// The pages become write-protected.
     Yes,
 }
 
@@ -51,9 +51,9 @@ pub enum Protect {
 pub struct Fault {
     /// Address in the VMM, of the page's first byte.
     pub addr: u64,
-    /// A write.
+    /// The thread wanted to write.
     pub write: bool,
-    /// A write to a write-protected page.
+    /// The thread wanted to write to a write-protected page.
     pub wp: bool,
     /// The page is in the RAM file, only not mapped.
     pub minor: bool,
@@ -71,13 +71,13 @@ struct Got {
 /// How far an operation over a range got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolved {
-    /// To the end.
+    /// It got to the end of the range.
     All,
     /// The first `bytes` are done and their faulters awake; the page behind them was refused with `errno`.
     Partial {
-        /// Bytes done.
+        /// So many bytes are done.
         bytes: u64,
-        /// Why it stopped.
+        /// The kernel refused the next page with this error.
         errno: Errno,
     },
 }
@@ -91,7 +91,7 @@ impl Resolved {
         }
     }
 
-    /// Everything is done.
+    /// Says whether the whole range is done.
     pub fn is_all(self) -> bool {
         self == Resolved::All
     }
@@ -173,7 +173,7 @@ impl Uffd {
         Ok(Uffd { fd, ignored: AtomicU64::new(0) })
     }
 
-    /// For polling.
+    /// Lends the descriptor, so that it can be polled.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

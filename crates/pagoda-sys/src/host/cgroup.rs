@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub struct CgroupLimit {
     /// The file it is in.
     pub file: PathBuf,
-    /// In bytes.
+    /// The processes of the cgroup may use so many bytes.
     pub bytes: u64,
 }
 

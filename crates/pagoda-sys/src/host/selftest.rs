@@ -46,9 +46,9 @@ pub enum SelfTestError {
         "self-test of {mode} failed: {what}. This kernel's userfaultfd cannot carry Pagoda: use another kernel, and report this with `uname -r`"
     )]
     Mode {
-        /// The operation tried.
+        /// The self-test tried this operation.
         mode: &'static str,
-        /// What happened.
+        /// This happened instead of what was expected.
         what: String,
     },
 }

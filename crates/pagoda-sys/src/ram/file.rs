@@ -1,4 +1,4 @@
-//! The sealed memfd, and what of it exists.
+//! The sealed memfd that is a VM's RAM, and which of its pages exist.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,9 +22,9 @@ pub enum RamError {
     /// A system call failed.
     #[error("{what}: {source}")]
     Os {
-        /// The call.
+        /// The text says what was tried.
         what: &'static str,
-        /// Its error.
+        /// It failed with this error.
         source: Errno,
     },
 }
@@ -33,7 +33,7 @@ pub(super) fn os(what: &'static str) -> impl FnOnce(Errno) -> RamError {
     move |source| RamError::Os { what, source }
 }
 
-/// A RAM file.
+/// A RAM file is a sealed memfd, so its length never changes.
 #[derive(Debug)]
 pub struct RamFile {
     fd: OwnedFd,
@@ -126,12 +126,12 @@ impl RamFile {
         write_all(self.fd.as_fd(), offset, content)
     }
 
-    /// For passing on.
+    /// Lends the descriptor, so that it can be passed on.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Length in bytes.
+    /// Gives the length of the file in bytes.
     #[allow(clippy::len_without_is_empty)] // a RAM file is never empty
     pub fn len(&self) -> u64 {
         self.len

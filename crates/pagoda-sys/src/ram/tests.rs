@@ -118,7 +118,7 @@ fn residence_is_that_of_the_file_not_of_the_mapping() {
     view.zap(0..8).unwrap();
     file.punch(PAGE, PAGE).unwrap();
     assert_eq!(resident(&file, &view, 0, 8), [0, 0, 0, 0, 1, 0, 1, 0]);
-    // Asking allocated nothing.
+    // To ask for residence has allocated no page.
     assert_eq!(file.allocated(), Ok(2 * PAGE));
 }
 

@@ -25,9 +25,9 @@ const PAGE_WORDS: usize = PAGE_SIZE / size_of::<u64>();
 /// Whether the kernel may fill holes with folios larger than a page, where its settings say "advise".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LargeFolios {
-    /// `MADV_HUGEPAGE`: up to one chunk.
+    /// `MADV_HUGEPAGE`: the kernel may take folios of up to one chunk.
     Advise,
-    /// `MADV_NOHUGEPAGE`: single pages.
+    /// `MADV_NOHUGEPAGE`: the kernel takes single pages.
     Never,
 }
 
@@ -72,7 +72,7 @@ impl IoTarget {
         self.mapping.addr.wrapping_add(self.offset)
     }
 
-    /// Length in bytes.
+    /// Gives the length of the range in bytes.
     #[allow(clippy::len_without_is_empty)] // `io_target` refuses empty ranges
     pub fn len(&self) -> u32 {
         self.len
@@ -148,7 +148,7 @@ impl RamView {
         Ok(view)
     }
 
-    /// Length in bytes.
+    /// Gives the length of the mapped file in bytes.
     #[allow(clippy::len_without_is_empty)] // a RAM file is never empty
     pub fn len(&self) -> u64 {
         self.mapping.len as u64
@@ -234,7 +234,7 @@ impl RamView {
         IoTarget { mapping: Arc::clone(&self.mapping), offset: offset as usize, len }
     }
 
-    /// See [`RamFile::resident`].
+    /// Asks mincore(2) for [`RamFile::resident`].
     fn mincore(&self, from_page: u64, out: &mut [u8]) -> Result<(), Errno> {
         let pages = from_page..from_page + out.len() as u64;
         let bytes = self.bytes(&pages);

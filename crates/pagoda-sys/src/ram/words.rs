@@ -37,7 +37,7 @@ impl WordTable {
         Ok(WordTable { file, words, len: bytes / size_of::<AtomicU32>() })
     }
 
-    /// The file.
+    /// Gives the file that holds the table.
     pub fn file(&self) -> &RamFile {
         &self.file
     }

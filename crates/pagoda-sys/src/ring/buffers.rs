@@ -17,23 +17,23 @@ pub struct BufferId(u16);
 /// A part of a buffer, for I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferSlice {
-    /// The buffer.
+    /// The slice is of this buffer.
     pub id: BufferId,
-    /// First byte in it.
+    /// The slice begins at this byte of the buffer.
     pub offset: u32,
-    /// Length in bytes.
+    /// The slice has so many bytes.
     pub len: u32,
 }
 
-/// One buffer.
+/// This is what is known of one buffer.
 #[derive(Clone, Copy, Debug)]
 struct State {
-    /// First byte in the area.
+    /// The buffer begins at this byte of the area.
     start: usize,
-    /// Length in bytes.
+    /// The buffer has so many bytes.
     size: usize,
     taken: bool,
-    /// Operations in flight.
+    /// So many operations on the buffer are in flight.
     busy: u32,
 }
 

@@ -8,13 +8,13 @@ pub enum RingError {
     /// All operations the ring can hold are in flight: take completions, then try again. Nothing was dropped.
     #[error("all {limit} operations of the ring are in flight")]
     Full {
-        /// Operations it can hold.
+        /// The ring can hold so many operations.
         limit: usize,
     },
     /// A buffer slice or file that is not the ring's, or a buffer not taken.
     #[error("{what} does not belong to this ring")]
     Stranger {
-        /// Which argument.
+        /// This argument is not the ring's.
         what: &'static str,
     },
     /// io_uring is switched off.
@@ -23,9 +23,9 @@ pub enum RingError {
     /// A system call failed.
     #[error("{what}: {source}")]
     Os {
-        /// The call.
+        /// The text says what was tried.
         what: &'static str,
-        /// Its error.
+        /// It failed with this error.
         source: Errno,
     },
 }

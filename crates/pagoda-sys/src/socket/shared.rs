@@ -27,9 +27,9 @@ pub enum SharedError {
     /// A system call failed.
     #[error("{what}: {source}")]
     Os {
-        /// The call.
+        /// The text says what was tried.
         what: &'static str,
-        /// Its error.
+        /// It failed with this error.
         source: Errno,
     },
 }

@@ -1,4 +1,4 @@
-//! Memory where direct I/O wants it.
+//! Memory that begins at a page boundary, as direct I/O wants it.
 
 use std::ops::{Deref, DerefMut, Range};
 
@@ -12,7 +12,7 @@ pub struct DirectBuffer {
 }
 
 impl DirectBuffer {
-    /// So many bytes.
+    /// Makes a buffer of so many bytes.
     pub fn new(len: usize) -> DirectBuffer {
         let bytes = vec![0; len + PAGE_SIZE];
         let start = bytes.as_ptr().align_offset(PAGE_SIZE);

@@ -8,7 +8,7 @@ use crate::ram::DataRuns;
 
 /// Extents asked for at a time: 28 KiB of answers; a file fragmented page by page takes 512 calls for each GiB.
 const BATCH: usize = 512;
-/// linux/fiemap.h.
+/// These numbers are from linux/fiemap.h.
 const FLAG_SYNC: u32 = 1;
 const EXTENT_LAST: u32 = 1;
 const EXTENT_UNWRITTEN: u32 = 0x800;
@@ -27,7 +27,7 @@ struct Header {
     reserved: u32,
 }
 
-/// `struct fiemap_extent`.
+/// The layout is that of `struct fiemap_extent`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Extent {

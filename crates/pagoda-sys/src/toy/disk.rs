@@ -12,7 +12,7 @@ use io_uring::{IoUring, opcode, types};
 /// O_DIRECT wants the memory aligned to the device's logical block; a page satisfies all.
 const BUFFER_ALIGN_BYTES: usize = 4096;
 
-/// What to run.
+/// A load says how the disk is read and written, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub struct BalancedLoad {
     /// Requests in flight, reads and writes together.
@@ -23,12 +23,12 @@ pub struct BalancedLoad {
     pub duration: Duration,
 }
 
-/// What came out.
+/// A rate says how much was read and written, and in what time.
 #[derive(Debug, Clone, Copy)]
 pub struct BalancedRate {
-    /// Bytes read.
+    /// So many bytes were read.
     pub read_bytes: u64,
-    /// Bytes written.
+    /// So many bytes were written.
     pub written_bytes: u64,
     /// Time from the first submission to the last completion.
     pub elapsed: Duration,

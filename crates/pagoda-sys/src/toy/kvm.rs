@@ -38,23 +38,23 @@ pub enum KvmError {
     /// No `/dev/kvm`, or no permission.
     #[error("open /dev/kvm: {0}")]
     Open(kvm_ioctls::Error),
-    /// A kernel of another age.
+    /// The kernel's KVM has another API version.
     #[error("KVM has API version {0}, not {KVM_API_VERSION}")]
     ApiVersion(i32),
-    /// An ioctl failed.
+    /// An ioctl of KVM failed.
     #[error("{call}: {source}")]
     Call {
-        /// The ioctl.
+        /// The ioctl has this name.
         call: &'static str,
-        /// Its error.
+        /// The ioctl failed with this error.
         source: kvm_ioctls::Error,
     },
     /// The RAM does not fit the guest.
     #[error("{bytes} bytes of RAM: the guest takes at least {min} for its vCPUs and at most {RAM_BYTES_MAX}")]
     RamSize {
-        /// What was given.
+        /// The caller gave so many bytes of RAM.
         bytes: usize,
-        /// The least for so many vCPUs.
+        /// So many vCPUs need at least this.
         min: usize,
     },
     /// Too few or too many vCPUs.
@@ -63,9 +63,9 @@ pub enum KvmError {
     /// The guest did what it never does.
     #[error("vCPU {vcpu} left the guest by {exit}")]
     Exit {
-        /// Which one.
+        /// The vCPU has this number.
         vcpu: usize,
-        /// KVM's reason.
+        /// KVM gave this reason for the exit.
         exit: String,
     },
     /// A thread of the VMM panicked.

@@ -29,9 +29,9 @@ pub enum RamSource<'fd> {
 /// Whether the mapping asks for huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HugePages {
-    /// `MADV_HUGEPAGE`, as QEMU does on its RAM.
+    /// `MADV_HUGEPAGE`: huge pages are asked for, as QEMU does on its RAM.
     Advise,
-    /// `MADV_NOHUGEPAGE`.
+    /// `MADV_NOHUGEPAGE`: the kernel takes single pages.
     Refuse,
 }
 
@@ -135,7 +135,7 @@ impl Ram {
         Ok(ram)
     }
 
-    /// Number of pages.
+    /// Gives the number of pages.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.bytes / PAGE_BYTES

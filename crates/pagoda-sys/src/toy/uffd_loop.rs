@@ -24,7 +24,7 @@ const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WP: u64 = 1 << 1;
 const REGISTER_MODE_MINOR: u64 = 1 << 2;
-/// The pager's chunk.
+/// A chunk of Pagoda's pager has so many bytes.
 pub const CHUNK_BYTES: u64 = 1 << 20;
 const MESSAGE_BYTES: usize = 32;
 const EVENT_PAGEFAULT: u8 = 0x12;

@@ -8,7 +8,7 @@ pub enum UffdError {
     /// The peer sent some other kind of file.
     #[error("file descriptor is {kind}, not a userfaultfd")]
     NotUffd {
-        /// What it is.
+        /// The kernel calls the file this.
         kind: String,
     },
     /// The kernel lacks what Pagoda needs.
@@ -20,9 +20,9 @@ pub enum UffdError {
     /// A system call failed.
     #[error("{what}: {source}")]
     Os {
-        /// The call.
+        /// The text says what was tried.
         what: &'static str,
-        /// Its error.
+        /// It failed with this error.
         source: Errno,
     },
     /// Nobody may make a userfaultfd here.

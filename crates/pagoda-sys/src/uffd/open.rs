@@ -12,7 +12,7 @@ use super::kernel;
 
 const DEVICE: &str = "/dev/userfaultfd";
 const SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
-/// capability.h.
+/// The number is from linux/capability.h.
 const CAP_SYS_PTRACE: u32 = 19;
 
 /// What allows this process to make userfaultfds.
@@ -20,13 +20,13 @@ const CAP_SYS_PTRACE: u32 = 19;
 pub enum Permission {
     /// `/dev/userfaultfd` can be opened.
     Device,
-    /// `CAP_SYS_PTRACE`.
+    /// The process has the capability `CAP_SYS_PTRACE`.
     Capability,
-    /// `vm.unprivileged_userfaultfd` is 1.
+    /// The sysctl `vm.unprivileged_userfaultfd` is 1.
     Sysctl,
-    /// Nothing does.
+    /// Nothing allows this process to make one.
     None {
-        /// What to do.
+        /// The advice says what the operator can do.
         advice: String,
     },
 }

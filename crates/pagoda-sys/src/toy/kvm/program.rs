@@ -76,7 +76,7 @@ pub const ORDERS: [Order; 8] = [
 /// rsp position mask. In a pass: rax offset of its order, r13 multiplier, r14 addend, rbp position, r15 positions done.
 #[rustfmt::skip]
 const CODE: [u8; 0xde] = [
-    // next_pass:
+    // next_pass: rax finds the order of this pass, and the walk begins at position 0.
     0x89, 0xf0,                                     //   mov  eax, esi
     0x83, 0xe0, 0x07,                               //   and  eax, 7
     0xc1, 0xe0, 0x05,                               //   shl  eax, 5
@@ -84,7 +84,7 @@ const CODE: [u8; 0xde] = [
     0x4c, 0x8b, 0xb0, 0x18, 0x80, 0x00, 0x00,       //   mov  r14, [rax + 0x8018]
     0x31, 0xed,                                     //   xor  ebp, ebp
     0x45, 0x31, 0xff,                               //   xor  r15d, r15d
-    // next_position:
+    // next_position: a position behind the last page has no page to visit.
     0x4c, 0x39, 0xcd,                               //   cmp  rbp, r9
     0x0f, 0x83, 0x83, 0x00, 0x00, 0x00,             //   jae  visited
     0x49, 0x8d, 0x1c, 0x28,                         //   lea  rbx, [r8 + rbp]           ; the page
@@ -96,18 +96,18 @@ const CODE: [u8; 0xde] = [
     0x48, 0x0f, 0xaf, 0x3c, 0x25, 0x00, 0x80, 0x00, 0x00, // imul rdi, [0x8000]         ; VERSION_FACTOR
     0x48, 0x31, 0xdf,                               //   xor  rdi, rbx
     0x48, 0x8b, 0x14, 0x25, 0x08, 0x80, 0x00, 0x00, //   mov  rdx, [0x8008]             ; WORD_STEP
-    // compare:
+    // compare: rcx begins at the page, and r10 is its end.
     0x48, 0x89, 0xd9,                               //   mov  rcx, rbx
     0x48, 0xc1, 0xe1, 0x0c,                         //   shl  rcx, 12
     0x4c, 0x8d, 0x91, 0x00, 0x10, 0x00, 0x00,       //   lea  r10, [rcx + 4096]
-    // compare_word:
+    // compare_word: rdi is what the word must be, and rdx leads to the next.
     0x48, 0x39, 0x39,                               //   cmp  [rcx], rdi
     0x75, 0x7d,                                     //   jne  wrong
     0x48, 0x01, 0xd7,                               //   add  rdi, rdx
     0x48, 0x83, 0xc1, 0x08,                         //   add  rcx, 8
     0x4c, 0x39, 0xd1,                               //   cmp  rcx, r10
     0x72, 0xef,                                     //   jb   compare_word
-    // write:
+    // write: a writing pass puts the next version into the page.
     0x48, 0x83, 0xb8, 0x20, 0x80, 0x00, 0x00, 0x00, //   cmp  qword ptr [rax + 0x8020], 0
     0x74, 0x36,                                     //   je   visited
     0x49, 0x8d, 0x7c, 0x24, 0x01,                   //   lea  rdi, [r12 + 1]
@@ -117,13 +117,13 @@ const CODE: [u8; 0xde] = [
     0x48, 0x89, 0xd9,                               //   mov  rcx, rbx
     0x48, 0xc1, 0xe1, 0x0c,                         //   shl  rcx, 12
     0x4c, 0x8d, 0x91, 0x00, 0x10, 0x00, 0x00,       //   lea  r10, [rcx + 4096]
-    // write_word:
+    // write_word: rdi is the word, and rdx leads to the next.
     0x48, 0x89, 0x39,                               //   mov  [rcx], rdi
     0x48, 0x01, 0xd7,                               //   add  rdi, rdx
     0x48, 0x83, 0xc1, 0x08,                         //   add  rcx, 8
     0x4c, 0x39, 0xd1,                               //   cmp  rcx, r10
     0x72, 0xf1,                                     //   jb   write_word
-    // visited:
+    // visited: rbp becomes the next position; every 64th position is reported.
     0x49, 0x0f, 0xaf, 0xed,                         //   imul rbp, r13
     0x4c, 0x01, 0xf5,                               //   add  rbp, r14
     0x48, 0x21, 0xe5,                               //   and  rbp, rsp
@@ -136,7 +136,7 @@ const CODE: [u8; 0xde] = [
     0x4c, 0x03, 0xa0, 0x20, 0x80, 0x00, 0x00,       //   add  r12, [rax + 0x8020]
     0xff, 0xc6,                                     //   inc  esi
     0xe9, 0x28, 0xff, 0xff, 0xff,                   //   jmp  next_pass
-    // wrong:
+    // wrong: the page is reported, and is then treated as if it were right.
     0x49, 0x89, 0x5b, 0x08,                         //   mov  [r11 + 8], rbx            ; leaves the guest
     0xeb, 0x89,                                     //   jmp  write
 ];
