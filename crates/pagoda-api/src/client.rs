@@ -115,7 +115,7 @@ pub fn socket_path(flag: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Asks one daemon.
+/// A client asks one daemon, over its control socket.
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
@@ -221,7 +221,7 @@ impl Client {
         self.send("POST", &vm_path(name, "/curve")?, &switch)
     }
 
-    /// The miss-ratio curve.
+    /// Gives the miss-ratio curve as it is now.
     pub fn curve(&self, name: &str) -> Result<CurveInfo, ClientError> {
         self.get(&vm_path(name, "/curve")?)
     }

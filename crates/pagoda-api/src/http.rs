@@ -15,7 +15,7 @@ const HEADERS_MAX: usize = 100;
 /// Largest body: a list of a thousand VMs with all their counters is about 4 MiB.
 pub const BODY_BYTES_MAX: usize = 16 << 20;
 
-/// A reply, whole.
+/// A response is a reply that was read as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,

@@ -27,8 +27,8 @@
 //! | `GET /v1/snapshots/VM/NAME` | | [`Snapshot`] |
 //! | `GET /v1/snapshots/VM/NAME/diff/OTHER` | | [`SnapshotDiff`] |
 //! | `GET /v1/snapshots/VM/NAME/launch` | | [`SnapshotLaunch`] |
-//! | `DELETE /v1/snapshots/VM/NAME` | | nothing |
-//! | `DELETE /v1/snapshots/ID` | | nothing; also an image that cannot be read |
+//! | `DELETE /v1/snapshots/VM/NAME` | | [`RemovedSnapshot`] |
+//! | `DELETE /v1/snapshots/ID` | | [`RemovedSnapshot`]; also for an image that cannot be read |
 //! | `POST /v1/snapshots/VM/NAME/verify` | | [`VerifyReport`]; to be repeated until it is done |
 //! | `GET /v1/restorable/NAME` | | [`Restorable`] |
 //! | `GET /v1/crashed/NAME` | | [`CrashedVm`] |
@@ -48,6 +48,10 @@
 //! | `GET /v1/outboxes/NAME` | | [`OutboxInfo`] |
 //! | `PATCH /v1/outboxes/NAME` | [`OutboxPatch`] | [`OutboxInfo`] |
 //! | `GET /v1/outboxes/NAME/explain` | | [`OutboxExplanation`] |
+//! | `GET /v1/hosts` | | [`HostList`] |
+//! | `POST /v1/hosts` | [`TrustedHost`] | [`HostList`] |
+//! | `DELETE /v1/hosts/NAME` | | [`HostList`] |
+//! | `POST /v1/hosts/NAME/ping` | | [`HostPing`] |
 //! | `GET /metrics` | | Prometheus text |
 //!
 //! NAME and VM have `%XX` for what is no ASCII letter or digit, `.`, `_` or `-` ([`vm_file_name`]).

@@ -1,13 +1,13 @@
 //! Moments as people read them, in UTC. Elsewhere they are milliseconds since 1970.
 
-/// `2026-11-28T20:30:42Z` (RFC 3339).
+/// Writes a moment as RFC 3339 wants it: `2026-11-28T20:30:42Z`.
 #[must_use]
 pub fn rfc3339(unix_ms: u64) -> String {
     let ([year, month, day], [hour, minute, second]) = civil(unix_ms);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// `20261128-203042`, which can be part of a name.
+/// Writes a moment such that it can be part of a name: `20261128-203042`.
 #[must_use]
 pub fn compact(unix_ms: u64) -> String {
     let ([year, month, day], [hour, minute, second]) = civil(unix_ms);

@@ -91,7 +91,7 @@ pub const SOCKET_ENV: &str = "PAGODA_SOCKET";
 /// Default address of the metrics over TCP.
 pub const METRICS_ADDR_DEFAULT: &str = "127.0.0.1:9464";
 
-/// `POST /v1/vms`.
+/// `POST /v1/vms` makes a VM, and has this body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateVm {
     pub name: String,
@@ -150,7 +150,7 @@ impl CreateVm {
     }
 }
 
-/// Reply to [`CreateVm`].
+/// The reply to [`CreateVm`] says how the VM's program attaches.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreatedVm {
     pub name: String,
@@ -299,7 +299,7 @@ pub mod counter {
     pub const PAGE_BYTES: u64 = pagoda_abi::PAGE_SIZE as u64;
 }
 
-/// `GET /v1/vms`.
+/// `GET /v1/vms` lists all VMs of the daemon.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmList {
     pub vms: Vec<VmInfo>,
@@ -316,13 +316,13 @@ pub struct ExplainLine {
     pub reason: String,
 }
 
-/// `GET /v1/vms/NAME/explain`.
+/// `GET /v1/vms/NAME/explain` says why a VM has the memory that it has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explain {
     pub lines: Vec<ExplainLine>,
 }
 
-/// `GET /v1/version`.
+/// `GET /v1/version` says which version the daemon has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// The daemon's package version.
@@ -331,7 +331,7 @@ pub struct Version {
     pub api: u32,
 }
 
-/// `GET /v1/health`.
+/// `GET /v1/health` says whether the daemon and its host are well.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     pub ok: bool,
@@ -340,12 +340,12 @@ pub struct Health {
     pub problems: Vec<String>,
 }
 
-/// `GET /v1/host`.
+/// `GET /v1/host` describes the host, the daemon and the memory policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HostInfo {
     pub version: String,
     pub hostname: String,
-    /// `uname -r`.
+    /// The kernel has this release, as `uname -r` prints it.
     pub kernel: String,
     pub memory_total_bytes: u64,
     pub memory_available_bytes: u64,

@@ -1,4 +1,4 @@
-//! Requests about other hosts.
+//! The client asks about other hosts here, and says which of them are trusted.
 
 use super::{Client, ClientError};
 use crate::types::{HostList, HostPing, TrustedHost, check_host_name};

@@ -1,4 +1,4 @@
-//! Requests about VMs that move between hosts.
+//! The client begins moves between hosts here, follows them and gives them up.
 
 use super::{Client, ClientError, vm_path};
 use crate::types::{MoveList, MoveReply, MoveRequest, MoveStatus, check_vm_name, vm_file_name};

@@ -1,4 +1,4 @@
-//! Requests about outboxes.
+//! The client asks about outboxes here, and changes their sizes.
 
 use super::{Client, ClientError};
 use crate::types::{OutboxExplanation, OutboxInfo, OutboxList, OutboxPatch, check_vm_name, vm_file_name};

@@ -1,4 +1,4 @@
-//! Requests about snapshots.
+//! The client takes snapshots here, lists, verifies, exports, imports and removes them, and makes VMs of them.
 
 use std::io::{self, Read};
 
@@ -11,7 +11,7 @@ use crate::types::{
 };
 
 impl Client {
-    /// All snapshots.
+    /// Lists all snapshots of this host, and images that cannot be read.
     pub fn snapshots(&self) -> Result<SnapshotList, ClientError> {
         self.get("/v1/snapshots")
     }

@@ -12,9 +12,9 @@ const PIECE: usize = 256 << 10;
 /// What came of a request for a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Download {
-    /// All of it was handed on. The fields that came behind it.
+    /// All of it was handed on, and these fields came behind it.
     Done(Vec<(String, String)>),
-    /// Another reply.
+    /// The daemon replied without a file, mostly with an error.
     Other(Response),
 }
 

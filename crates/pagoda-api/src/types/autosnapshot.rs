@@ -8,10 +8,10 @@ pub const AUTOSNAPSHOT_EVERY_S_MIN: u64 = 1;
 pub const AUTOSNAPSHOT_EVERY_S_MAX: u64 = 366 * 86_400;
 /// The most snapshots that are kept. A VM has 16, and the next one is taken before the oldest is removed.
 pub const AUTOSNAPSHOT_KEEP_MAX: u32 = 15;
-/// What their names begin with.
+/// Names of such snapshots begin with this.
 pub const AUTOSNAPSHOT_PREFIX: &str = "auto-";
 
-/// A VM's timetable.
+/// A timetable says when snapshots of a VM are taken, and how many stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Autosnapshot {

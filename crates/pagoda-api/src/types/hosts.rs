@@ -19,7 +19,7 @@ pub fn check_host_name(name: &str) -> Result<(), String> {
     Err(format!("{name:?} is no name of a host: at most {HOST_NAME_MAX} letters, digits and - _ ."))
 }
 
-/// `GET /v1/hosts`.
+/// `GET /v1/hosts` lists the hosts that this one trusts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostList {
     pub own: OwnHost,
@@ -56,7 +56,7 @@ pub struct TrustedHost {
     pub name: String,
     /// Its public key: 64 hexadecimal digits.
     pub key: String,
-    /// `HOST:PORT`.
+    /// The host is reached here, as `HOST:PORT`.
     pub address: String,
 }
 
@@ -66,7 +66,7 @@ pub struct HostLook {
     /// The daemon's package version.
     pub version: String,
     pub hostname: String,
-    /// `uname -r`.
+    /// The kernel has this release, as `uname -r` prints it.
     pub kernel: String,
     pub vms: u32,
     /// DRAM that VMs can still be promised, and what the host has of it.
@@ -76,7 +76,7 @@ pub struct HostLook {
     pub swap_free_bytes: u64,
 }
 
-/// `POST /v1/hosts/NAME/ping`.
+/// `POST /v1/hosts/NAME/ping` tries how fast the way to a host is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostPing {
     pub name: String,

@@ -99,7 +99,7 @@ impl From<MoveSplit> for String {
     }
 }
 
-/// `POST /v1/vms/NAME/move`.
+/// `POST /v1/vms/NAME/move` begins a move, or only plans it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoveRequest {
@@ -193,7 +193,7 @@ impl MoveRequest {
     }
 }
 
-/// Reply to [`MoveRequest`].
+/// The reply to [`MoveRequest`] is a plan, or says that the move has begun.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MoveReply {
@@ -332,7 +332,7 @@ impl MovePhase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MoveOutcome {
-    /// It has not.
+    /// The move has not ended yet.
     None,
     /// The VM runs at the destination.
     Moved,

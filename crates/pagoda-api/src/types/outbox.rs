@@ -10,7 +10,7 @@ use super::{OutboxAuto, OutboxProfile};
 pub enum OutboxState {
     /// Its VM is made, and its process has not come yet.
     Starting,
-    /// Its process answers.
+    /// Its process runs and answers.
     Serving,
     /// Its process runs and does not answer, or says what cannot be: nothing is known of it. It may serve all the same.
     Silent,
@@ -84,7 +84,7 @@ pub struct OutboxFigures {
     pub delivered_bytes_kept: u64,
     /// What the guest can write without waiting.
     pub available_bytes: u64,
-    /// Files and directories.
+    /// The space has so many files and directories.
     pub files: u64,
     /// Clients that read now.
     pub readers: u64,

@@ -150,14 +150,14 @@ pub struct OutboxJob {
     pub destination: String,
 }
 
-/// `GET /v1/outboxes/NAME/explain`.
+/// `GET /v1/outboxes/NAME/explain` says why an outbox has the size that it has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutboxExplanation {
     pub vm: String,
     pub terms: Vec<OutboxTerm>,
 }
 
-/// One term of it.
+/// The explanation has one such row for each term.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutboxTerm {
     pub term: String,

@@ -53,7 +53,7 @@ pub struct HostPolicy {
     pub pool_reason: Option<String>,
     pub used_bytes: u64,
     pub free_bytes: u64,
-    /// Per mille.
+    /// The idle memory tax is in thousandths.
     pub idle_tax: u16,
     /// Free memory at which the states begin, per mille of the pool: high, soft, hard, low.
     pub thresholds: [u16; 4],
@@ -118,7 +118,7 @@ pub struct AdmitRequest {
     pub min: u64,
 }
 
-/// Reply to [`AdmitRequest`].
+/// The reply to [`AdmitRequest`] says whether the VM would be kept, and what it needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdmitReply {
     pub admitted: bool,
@@ -160,10 +160,10 @@ impl WhatIfRequest {
     }
 }
 
-/// Reply to [`WhatIfRequest`].
+/// The reply to [`WhatIfRequest`] compares the VM as it is with what would be.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WhatIfReply {
-    /// Now, and then.
+    /// The first is the target now, the second the one that it would have.
     pub target_bytes: [u64; 2],
     /// Page-ins a second now, measured.
     pub page_ins_per_s: f64,
@@ -175,7 +175,7 @@ pub struct WhatIfReply {
     pub miss_ratio: Option<[f64; 2]>,
 }
 
-/// `GET /v1/vms/NAME/mrc`.
+/// `GET /v1/vms/NAME/mrc` gives a VM's miss-ratio curve.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Mrc {
     /// Uses the curve stands on, after scaling; 0: nothing is known yet.

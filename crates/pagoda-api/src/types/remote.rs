@@ -97,10 +97,10 @@ pub struct RemotePool {
     pub servers: Vec<RemoteServer>,
 }
 
-/// Of one kind of request and one class.
+/// Requests of one kind and one class took so long.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RemoteLatency {
-    /// `read` or `write`.
+    /// The requests were of this kind: `read` or `write`.
     pub op: String,
     /// `demand`, `prefetch` or `eviction`.
     pub class: String,
@@ -113,7 +113,7 @@ pub struct RemoteLatency {
 pub struct RemoteServer {
     pub id: u32,
     pub up: bool,
-    /// Smoothed.
+    /// The round-trip time is a smoothed one.
     pub round_trip_us: u64,
     /// What it may still lend, as its last answer said.
     pub free_bytes: u64,

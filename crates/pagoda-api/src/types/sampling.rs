@@ -23,7 +23,7 @@ pub struct SampleInfo {
 /// Switches the curve on, anew, or off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CurveSwitch {
-    /// On.
+    /// True begins a new curve; false switches it off.
     pub on: bool,
 }
 
@@ -36,10 +36,10 @@ pub struct CurveInfo {
     pub points: Vec<CurvePoint>,
 }
 
-/// One size.
+/// A point says how many misses one size of DRAM would have.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CurvePoint {
-    /// DRAM.
+    /// The VM would have so much DRAM.
     pub bytes: u64,
     /// Pages that would have been read from swap.
     pub misses: f64,

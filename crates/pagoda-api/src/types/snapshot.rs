@@ -242,11 +242,11 @@ impl Snapshot {
 pub struct UnreadableImage {
     pub id: String,
     pub own_bytes: u64,
-    /// Why, and where.
+    /// The text says why it cannot be read, and where the damage is.
     pub damage: String,
 }
 
-/// `GET /v1/snapshots`.
+/// `GET /v1/snapshots` lists all images of this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotList {
     /// By VM, the oldest first.

@@ -8,7 +8,7 @@ pub const EXPORT_DONE: &str = "pagoda-export-done";
 pub const EXPORT_FAILED: &str = "pagoda-export-failed";
 /// The level of compression without `--compress`: as fast as disks are.
 pub const COMPRESS_DEFAULT: u8 = 1;
-/// The highest one.
+/// The highest level of compression is this one.
 pub const COMPRESS_MAX: u8 = 19;
 
 /// What an exported snapshot looks like.
@@ -53,9 +53,9 @@ impl ExportRequest {
 pub struct ExportReport {
     /// Bytes of the file.
     pub bytes: u64,
-    /// Memory with content.
+    /// So many bytes of memory have content.
     pub content_bytes: u64,
-    /// Memory that is zero.
+    /// So many bytes of memory are zero.
     pub zero_bytes: u64,
 }
 
@@ -71,7 +71,7 @@ pub enum SnapshotImport {
     Unknown,
 }
 
-/// `POST /v1/snapshots/VM/NAME/accept`.
+/// `POST /v1/snapshots/VM/NAME/accept` allows that an imported snapshot is started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AcceptRequest {
