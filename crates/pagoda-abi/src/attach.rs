@@ -175,9 +175,9 @@ impl<T: Copy + Default, const N: usize> List<T, N> {
 /// One region as the VMM mapped it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
-    /// Address in the VMM.
+    /// The region is mapped at this address of the VMM.
     pub addr: u64,
-    /// Length in bytes.
+    /// The region has so many bytes.
     pub len: u64,
 }
 
@@ -188,16 +188,16 @@ pub struct Shard {
     pub region: u32,
     /// First byte, from the region's start.
     pub offset: u64,
-    /// Length in bytes.
+    /// The userfaultfd covers so many bytes.
     pub len: u64,
 }
 
 /// A range of the VMM's address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
-    /// First address.
+    /// The range begins at this address.
     pub addr: u64,
-    /// Length in bytes.
+    /// The range has so many bytes.
     pub len: u64,
 }
 

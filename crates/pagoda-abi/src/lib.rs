@@ -1,6 +1,6 @@
-//! What the shim, the daemon and the command line must agree on byte for byte.
+//! What the shim, the daemon, the command and the process of an outbox must agree on byte for byte.
 //!
-//! * [`attach`]: packets on the attach socket (shim and `pagoda run` to the daemon).
+//! * [`attach`]: packets on the attach socket (the shim, `pagoda run` and `pagoda-outbox` to the daemon).
 //! * [`shared`]: the page table's companion in shared memory, one per VM. It outlives the daemon,
 //!   because the shim keeps it mapped.
 //! * [`template`]: the memory that clones of a snapshot read.

@@ -1,9 +1,10 @@
-//! Memory shared by a VM's shim and the daemon: the clock of direct I/O, the daemon's open intents, and who punches.
+//! Memory shared by a VM's shim and the daemon: the clock of direct I/O, the daemon's open intents, who punches, which
+//! mappers there are, and what the next daemon has to know.
 //!
 //! It is a memfd that the daemon makes and the shim keeps, so it outlives the daemon. The VMM may scribble on it: that
 //! harms nobody but this VM, because the daemon checks every index it reads here.
 //!
-//! # The clock (the pin rule of DESIGN.md section 4)
+//! # The clock (the pin rule: docs/architecture/direct-io.md)
 //!
 //! Write-protection does not stop DMA: a direct I/O pins a page when it starts and may land in it long after. A chunk
 //! may leave DRAM only if every direct I/O in flight began *after* its page-table entries were zapped; a later I/O has to
@@ -84,7 +85,7 @@ pub const SHARED_MAGIC: u64 = u64::from_le_bytes(*b"PGDshr02");
 #[repr(C)]
 #[derive(Debug)]
 pub struct Shared {
-    /// [`SHARED_MAGIC`].
+    /// It is [`SHARED_MAGIC`], or the memory has another layout.
     pub magic: AtomicU64,
     /// Counts zaps; starts at 1, so that 0 can mean "free" in a slot.
     pub epoch: AtomicU64,
@@ -98,9 +99,9 @@ pub struct Shared {
     pub intents: [Intent; INTENTS],
     /// Odd while the shim punches by itself; another odd number each time, so that no thread takes one time for another.
     pub alone: AtomicU64,
-    /// Threads of the VMM that may be about to.
+    /// So many threads of the VMM may be about to punch.
     pub punching: AtomicU64,
-    /// Pages they punched.
+    /// Threads of the VMM have punched so many pages.
     pub punched: AtomicU64,
     /// 1: the guest of a restored VM was let run. It is in what older shims and daemons leave zero.
     pub let_run: AtomicU64,

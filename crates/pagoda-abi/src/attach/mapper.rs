@@ -6,11 +6,11 @@ pub const MAPS_MAX: usize = 64;
 /// A RAM file, by which a mapper knows it again whatever descriptor it comes by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LentFile {
-    /// Its device.
+    /// The file is on the device of this number.
     pub dev: u64,
-    /// Its inode.
+    /// The file has this inode on its device.
     pub ino: u64,
-    /// Its length in bytes.
+    /// The file has so many bytes.
     pub len: u64,
 }
 
@@ -21,8 +21,8 @@ pub struct LentMap {
     pub region: u32,
     /// First byte, from the region's start.
     pub offset: u64,
-    /// Length in bytes.
+    /// The mapping has so many bytes.
     pub len: u64,
-    /// Address in the mapper.
+    /// The mapping begins at this address of the mapper.
     pub addr: u64,
 }

@@ -9,7 +9,7 @@ pub struct OutboxFigures {
     pub used: u64,
     /// Of these, what was delivered and goes when there is need.
     pub disposable: u64,
-    /// Files and directories.
+    /// The space has so many files and directories.
     pub files: u64,
     /// Clients that read now.
     pub readers: u64,
@@ -63,7 +63,7 @@ pub struct OutboxCounts {
     pub blocked_us: u64,
     /// Microseconds in which clients waited for bytes that were there, summed over clients.
     pub reading_us: u64,
-    /// Jobs that began.
+    /// So many jobs have begun.
     pub began: u64,
     /// Jobs that never ended: their file was removed, or the guest has gone.
     pub given_up: u64,
@@ -104,7 +104,7 @@ impl OutboxCounts {
 pub struct OutboxJob {
     /// One more than the job that ended before.
     pub number: u64,
-    /// By [`OutboxCounts::now_ms`].
+    /// The job began and ended at these times, by the clock of [`OutboxCounts::now_ms`].
     pub began_ms: u64,
     pub ended_ms: u64,
     /// Microseconds that its writes waited for room.
@@ -113,7 +113,7 @@ pub struct OutboxJob {
     pub output: u64,
     /// Bytes that were not delivered yet when it began.
     pub backlog: u64,
-    /// `user.pagoda.mode` is `on-close`.
+    /// The attribute `user.pagoda.mode` of its file is `on-close`.
     pub is_on_close: bool,
     /// `user.pagoda.priority`; 0 if the guest says nothing.
     pub priority: u32,
