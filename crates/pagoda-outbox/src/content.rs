@@ -48,9 +48,9 @@ pub struct Content {
     writers: usize,
     /// Pages that are charged, as bytes.
     charged: RangeSet,
-    /// Writes under way.
+    /// These writes are under way.
     writes: Vec<Range<u64>>,
-    /// The size that the file is being given.
+    /// The file is being given this size, if any.
     resize: Option<u64>,
     delivery: Delivery,
     /// When it was first seen to be sealed with nothing under way.

@@ -13,7 +13,7 @@ pub struct Ino(pub u64);
 /// The directory of all (`FUSE_ROOT_ID`).
 pub const ROOT: Ino = Ino(1);
 
-/// Since 1970.
+/// A time counts from the beginning of 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Time {
     pub seconds: u64,
@@ -29,7 +29,7 @@ pub struct Owner {
 /// What a new file or directory has from the beginning.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NewNode {
-    /// Permission bits.
+    /// The node has these permission bits.
     pub mode: u32,
     pub owner: Owner,
     pub now: Time,
@@ -52,9 +52,9 @@ pub struct Attributes {
     pub owner: Owner,
     pub modified: Time,
     pub changed: Time,
-    /// Names and subdirectories, as `stat` counts them.
+    /// A file has 1 while it has a name, else 0. Every directory has 2, whatever is in it.
     pub links: u32,
-    /// Of a file.
+    /// This and the next two are a file's; a directory is open, with 0 and 0.
     pub state: State,
     pub cursor: u64,
     pub freed: u64,

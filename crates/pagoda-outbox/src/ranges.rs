@@ -5,7 +5,7 @@ use std::ops::Range;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RangeSet {
-    /// End by start.
+    /// The start of each range leads to its end.
     ends: BTreeMap<u64, u64>,
 }
 
@@ -15,7 +15,7 @@ impl RangeSet {
         self.ends.iter().map(|(start, end)| *start..*end)
     }
 
-    /// How many ranges.
+    /// Counts the ranges of the set.
     pub fn pieces(&self) -> usize {
         self.ends.len()
     }

@@ -1,4 +1,4 @@
-//! Who is being sent what.
+//! Readers: which bytes of which file each of them is sent, and what has arrived.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub enum Next {
     Bytes { offset: u64, length: u64 },
     /// There is nothing yet, and more may come.
     Wait,
-    /// That was all.
+    /// The reader has been given all that it wanted.
     End,
     /// There will never be all of it: the client has to see that it is cut short.
     Broken,

@@ -15,11 +15,11 @@ pub enum Refusal {
     TooDeep,
     /// A directory would come to be below itself.
     Loop,
-    /// [`NODES_MAX`](crate::limits::NODES_MAX).
+    /// There are [`NODES_MAX`](crate::limits::NODES_MAX) files and directories already.
     TooManyFiles,
-    /// [`HANDLES_MAX`](crate::limits::HANDLES_MAX).
+    /// The guest has [`HANDLES_MAX`](crate::limits::HANDLES_MAX) files open already.
     TooManyHandles,
-    /// [`READERS_MAX`](crate::limits::READERS_MAX).
+    /// There are [`READERS_MAX`](crate::limits::READERS_MAX) readers already.
     TooManyReaders,
     BadHandle,
     /// The handle was not opened for that.
@@ -32,9 +32,9 @@ pub enum Refusal {
     Full,
     /// Something else changes the file just now. It helps to wait.
     Busy,
-    /// [`FILE_BYTES_MAX`](crate::limits::FILE_BYTES_MAX).
+    /// The file would be larger than [`FILE_BYTES_MAX`](crate::limits::FILE_BYTES_MAX).
     TooLarge,
-    /// [`EXTENTS_MAX`](crate::limits::EXTENTS_MAX).
+    /// The file would have more pieces than [`EXTENTS_MAX`](crate::limits::EXTENTS_MAX).
     TooScattered,
     /// These bytes have been delivered and their memory given back; what there is begins at this byte.
     Gone {

@@ -69,7 +69,7 @@ pub struct Figures {
     pub used: u64,
     /// Those of them that were delivered and go when there is need.
     pub disposable: u64,
-    /// Files and directories.
+    /// The space has so many files and directories.
     pub nodes: u64,
     pub readers: u64,
     /// Changes below a send cursor that were refused.
@@ -91,14 +91,14 @@ impl Figures {
 /// What is in the journal, so that only what differs goes there: see [`Space::take_changes`].
 #[derive(Debug, Default)]
 struct Noted {
-    /// Records of nodes.
+    /// These records of nodes are in the journal.
     nodes: BTreeMap<Ino, Vec<u8>>,
     head: Vec<u8>,
     /// Handles that came or went since.
     handles: BTreeSet<HandleId>,
 }
 
-/// See the crate's head.
+/// The crate's head says what a space is, and what always holds of it.
 #[derive(Debug)]
 pub struct Space {
     budget: u64,
@@ -117,7 +117,7 @@ pub struct Space {
     expired_undelivered: u64,
     bytes_written: u64,
     bytes_acknowledged: u64,
-    /// See [`Space::session`].
+    /// The guest's kernel and the file server have agreed on this at the mount.
     session: u64,
     noted: Noted,
 }

@@ -185,7 +185,7 @@ impl Space {
         self.noted(result)
     }
 
-    /// Whether it worked.
+    /// The resize is over, and `worked` says whether the file has the new size.
     pub fn complete_resize(&mut self, ino: Ino, worked: bool, now: Time) {
         let Ok(node) = self.tree.node_mut(ino) else { return };
         if let Body::File(content) = &mut node.body {

@@ -1,4 +1,4 @@
-//! Where journals are, in a model; and what happens with such as no space has written.
+//! Where the journals are in a model, and what becomes of journals that no space has written.
 
 use pagoda_outbox::journal::batch;
 use pagoda_outbox::{Access, NewNode, ROOT, Restored, Selection, Space, Time};

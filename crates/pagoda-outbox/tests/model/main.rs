@@ -149,7 +149,7 @@ struct Run {
     reclaims: Vec<Reclaim>,
     readers: Vec<ReaderId>,
     fill: u8,
-    /// Since the start.
+    /// So many seconds have passed since the start.
     seconds: u64,
     disk: Disk,
 }

@@ -1,4 +1,4 @@
-//! The naive one: every byte and page by itself.
+//! The naive reference: it knows every byte and every page by itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
