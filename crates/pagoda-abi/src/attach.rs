@@ -48,29 +48,29 @@
 //! | 40 Jobs | daemon, on a control connection | seq u64, after u64 | - | JobsEnded with jobs of larger numbers than `after` |
 //! | 41 JobsEnded | `pagoda-outbox` | seq u64, u64 x 11, in the order of [`OutboxCounts`], count u32, pad u32, {u64 x 6, in the order of [`OutboxJob`], mode u32, priority u32, job\[32\], destination\[32\]} x count | - | - |
 //!
-//! A connection starts with Fetch, Ram, Prepare, Hello, Calls, Outbox or Mapper. Fetch gives the monitor's socket to the command, Ram the
-//! RAM files to the shim: only a process with the shim in it can have RAM, and only one, once. After Welcome to Hello it is the *agent* connection: the
-//! daemon sends Zap, Collapse and Clock, the shim answers in order and may send Foreign at any time. Folios says whether
-//! the guest's faults may fill holes with large folios, where FLAG_HUGE allowed them (they may to begin with). After Split
-//! ranges are mapped page by page, though they consist of huge pages; after Join huge again, from their next use on.
-//! While the gate is open, QEMU finds the capability `x-ignore-shared`. It is shut to begin with and whenever the connection
-//! breaks, and the shim says in Gated how it is now. A shim that does not know Gate breaks the connection and comes back: the
-//! daemon takes that for a refusal, and the VM runs on.
-//! A shim that was given a template ([`crate::template`]) has mapped it where it says before it says Hello, and RAM a second time,
-//! without access. Own has it move a part of that second mapping into the template's place, if the order still stands
-//! ([`crate::shared`]); Owned comes when it does so, or does not.
-//! The process of a VM's outbox proves by a token of its own which one it is, and gets a socket that whichever daemon there is
-//! connects to: a control connection. On it the process says nothing but one Figures to each Look or SetSpace, and one JobsEnded to
-//! each Jobs. One that does not know Jobs breaks the connection: the daemon does not ask that process again, and knows no jobs of it.
-//! A process whose daemon asks for no jobs keeps the last of them, and loses the others.
-//! A *mapper* is another process that maps a VM's RAM and has the shim in it, such as that of an outbox (docs/mappers.md). It says Mapper
-//! before it opens anything, and gets a socket that whichever daemon there is connects to. On each such connection it says Maps first:
-//! its userfaultfd, and what it maps. It may be a child of the process that said Mapper; one such child at a time maps RAM. A new mapping has no access until the daemon has answered Map with Mapped and no error. Zap,
-//! Zapped, Clock, Clocked and Foreign are as on an agent's connection, with addresses of the mapper.
-//! After Welcome to Calls the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
-//!
-//! Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after it
-//! (see [`crate::shared`]).
+//! A connection starts with Fetch, Ram, Prepare, Hello, Calls, Outbox or Mapper. Fetch gives the monitor's socket to the command, Ram
+//! gives the RAM files to the shim: only a process with the shim in it can have RAM, and only one, once.
+//! * *Agent*: the connection after Welcome to Hello. The daemon sends Zap, Collapse and Clock. The shim answers in order, and may
+//!   send Foreign at any time. Zapped carries the epoch *after* the zap: a direct I/O whose start epoch is at least that began after
+//!   it ([`crate::shared`]). Folios says whether the guest's faults may fill holes with large folios, where FLAG_HUGE allowed them;
+//!   at first they may. After Split, ranges are mapped page by page, though they consist of huge pages; after Join huge again, from
+//!   their next use on.
+//! * *Gate*: while it is open, QEMU finds the capability `x-ignore-shared`. It is shut at first, and whenever the connection breaks;
+//!   Gated says how it is now. A shim that does not know Gate breaks the connection and comes back: the daemon takes that for a
+//!   refusal, and the VM runs on.
+//! * *Template* ([`crate::template`]): a shim that was given one has mapped it, where its table says, before it says Hello, and RAM a
+//!   second time, without access. Own has it move a part of that second mapping into the template's place, if the order still stands
+//!   ([`crate::shared`]). Owned comes when it does so, or does not.
+//! * *Control*: the process of a VM's outbox proves by a token of its own which one it is, and gets a socket that whichever daemon
+//!   there is connects to. On such a connection it says nothing but one Figures to each Look or SetSpace, and one JobsEnded to each
+//!   Jobs. One that does not know Jobs breaks the connection: the daemon does not ask it again. A process whose daemon asks for no
+//!   jobs keeps the last of them, and loses the others.
+//! * *Mapper*: another process that maps a VM's RAM and has the shim in it (docs/mappers.md). It says Mapper before it opens
+//!   anything, and gets a socket that whichever daemon there is connects to. There it says Maps first: its userfaultfd, and what it
+//!   maps. It may be a child of the process that said Mapper; one such child at a time maps RAM. A new mapping has no access until
+//!   the daemon has answered Map with Mapped and no error. Zap, Zapped, Clock, Clocked and Foreign are as on an agent's connection,
+//!   with addresses of the mapper.
+//! * *Calls*: after Welcome, the VMM's threads ask for Discard, one at a time, and say Foreign before they let others at RAM.
 
 mod mapper;
 mod outbox;

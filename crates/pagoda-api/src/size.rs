@@ -30,7 +30,8 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     scale(digits, unit).ok_or_else(advice)
 }
 
-/// A number of units in the least unit; `None` if it is no number or too large. `digits` may have a fraction; a fraction of a byte is rounded down.
+/// A number of units in the least unit; `None` if it is no number or too large. `digits` may have a fraction; a
+/// fraction of a byte is rounded down.
 pub fn scale(digits: &str, unit: u64) -> Option<u64> {
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, "0"));
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());

@@ -1,7 +1,7 @@
 //! Chance from a seed: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 //!
-//! Good for samples and simulations, and for nothing that somebody may not guess. The same seed gives the same numbers on
-//! every machine, so what is printed as a seed can be run again.
+//! It is good for samples and simulations, and not for secrets, because the numbers can be guessed. The same seed gives
+//! the same numbers on every machine, so what is printed as a seed can be run again.
 
 /// A stream of numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@
 //! * [`outbox`]: how large an outbox is, by its VM's SLO, and what writers do when it is full.
 //! * [`simulate`]: the policy over scripted VMs, under virtual time.
 //! * [`stats`]: the catalogue of metrics. [`chance`]: random numbers from a seed.
+//! * [`budget`]: how much of a processor background work may use.
 
 pub mod balloon;
 pub mod bits;

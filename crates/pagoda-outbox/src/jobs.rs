@@ -4,7 +4,8 @@
 //! has closed it. A file whose name begins with a dot is not published by that: its job ends when it is renamed to a name without
 //! one. A file that is removed before, or whose guest has gone, is a job that was given up.
 //!
-//! The last jobs that ended are kept ([`JOBS_KEPT_MAX`]) until they have been asked for, and longer: who asks again gets them again.
+//! The last jobs that ended are kept ([`JOBS_KEPT_MAX`]) until they have been asked for, and longer: who asks again
+//! gets them again.
 
 use std::collections::{BTreeMap, VecDeque};
 

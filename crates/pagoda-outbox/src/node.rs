@@ -54,7 +54,7 @@ pub struct Attributes {
     pub changed: Time,
     /// A file has 1 while it has a name, else 0. Every directory has 2, whatever is in it.
     pub links: u32,
-    /// This and the next two are a file's; a directory is open, with 0 and 0.
+    /// State, cursor and freed bytes are a file's; a directory is open, with 0 and 0.
     pub state: State,
     pub cursor: u64,
     pub freed: u64,

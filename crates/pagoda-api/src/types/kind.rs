@@ -1,8 +1,8 @@
-//! What a VM is.
+//! What kind of program a VM is: QEMU, or any other that maps the RAM.
 
 use serde::{Deserialize, Serialize};
 
-/// What maps the RAM.
+/// This kind of program maps the RAM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmKind {

@@ -3,7 +3,8 @@
 //! # What the machine relies on
 //!
 //! * The actions of one event are executed in order and before the next event is applied; only [`Event::PunchDone`],
-//!   [`Event::ShareDone`] and [`Event::Fenced`] may be applied in between. Reads, writes, zaps and owns are *started* in order; all other actions are complete when they return.
+//!   [`Event::ShareDone`] and [`Event::Fenced`] may be applied in between. Reads, writes, zaps and owns are *started*
+//!   in order; all other actions are complete when they return.
 //! * [`Now::oldest_io`] is read after the event was received. A value from before a zap misses a direct I/O that began
 //!   between the two and pinned a page.
 //! * While [`super::Machine::is_pin_blocked`], the pager sends a [`Event::Tick`] every few milliseconds: the end of a direct
@@ -23,12 +24,18 @@
 //!
 //! # Restart
 //!
-//! All I/O of the dead daemon has ended (its writes could land on newer blocks). Pages in declared intents are punched from
-//! the RAM file; where a hole cannot be had, their content is read from swap. Intents are withdrawn after that. Entries of pages that the RAM file
-//! has are cleared: the copy back was done but for that. An `Own` that was ordered has been done by then, or never is. Pages that
-//! the RAM file has of chunks that are borrowed still are punched; these chunks are protected as a whole, and *then* looked at
-//! for private pages: a page that the dead daemon let be written may be written later. Then, if the VM's memory is registered, [`super::Machine::armed`] on a new machine, `SetLimit`, `Pin`, the discards that were not
-//! answered, and a wake-up of the whole space. A zap that the dead daemon asked for may still come: it does no harm.
+//! All I/O of the dead daemon has ended, for its writes could land on newer blocks. The new daemon does this:
+//!
+//! * Pages in declared intents are punched from the RAM file. Where a hole cannot be had, their content is read from
+//!   swap. The intents are withdrawn after that.
+//! * Entries of pages that the RAM file has are cleared: the copy back was done but for that.
+//! * An `Own` that was ordered has been done by then, or never is.
+//! * Pages that the RAM file has of chunks that are still borrowed are punched. These chunks are protected as a whole,
+//!   and *then* looked at for private pages: a page that the dead daemon let be written may be written later.
+//! * Then, if the VM's memory is registered, [`super::Machine::armed`] is called on a new machine. `SetLimit`, `Pin`
+//!   and the discards that were not answered follow, and a wake-up of the whole space.
+//!
+//! A zap that the dead daemon asked for may still come: it does no harm.
 
 use crate::bits::{PageSet, Run};
 pub use crate::pattern::Access;

@@ -1,4 +1,4 @@
-//! What happens without anybody waiting for it: aging, sampling, giving swap blocks back, bringing everything back.
+//! Work that nobody waits for: aging, sampling, giving swap blocks back, and bringing everything back into DRAM.
 
 use crate::stats::Metric;
 use crate::units::{CHUNK_PAGES, ChunkIdx, PageCount};

@@ -1,7 +1,7 @@
 //! In which order the chunks of a VM go to another host.
 //!
-//! Hot ones first (VMemDirect, section 4.2): what comes first gets the DRAM there. Chunks in swap go in the order of their blocks, so
-//! that the disk reads forward.
+//! The hot ones go first (VMemDirect, section 4.2), because what comes first gets the DRAM there. Chunks in swap go in
+//! the order of their blocks, so that the disk reads forward.
 
 use crate::units::{ChunkCount, ChunkIdx};
 

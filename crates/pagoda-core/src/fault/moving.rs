@@ -3,11 +3,12 @@
 //! A look gives all pages that may have changed since the look before, and protects them again. It rests on the same knowledge as
 //! images do: a page leaves [`same`](super::table::Chunk::same) before it can be written unseen. The first look gives all pages.
 //!
-//! A copy is what a page holds at some moment after it was asked for. If the page changes behind that, the next look has it.
-//! A page in swap is read into a buffer for the move alone, and comes into no DRAM. It may be paged in meanwhile, change, and have its
-//! block written again or dropped: so what the read has brought counts only for pages that are still in swap alone, and only if there
-//! was no look since it began, which would have taken such a change for one before the copy. Where something
-//! else is under way with the chunk the copy is refused, and asked for again.
+//! A copy is what a page holds at some moment after it was asked for. If the page changes after that, the next look has
+//! it. A page in swap is read into a buffer for the move alone, and does not come into DRAM. Meanwhile it may be paged
+//! in and change, and its block may be written again or dropped. So what the read has brought counts only for pages
+//! that are still in swap alone, and only if there was no look since it began: that look would have taken such a change
+//! for one before the copy. Where something else is under way with the chunk, the copy is refused, and has to be asked
+//! for again.
 //!
 //! The clock of direct I/O is the mover's to look at: a copy counts only if all direct I/O in flight began behind the protection of
 //! its pages (`docs/architecture/direct-io.md`).

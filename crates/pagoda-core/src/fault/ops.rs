@@ -8,7 +8,7 @@ use super::action::{Access, OpId};
 /// Operations under way in one VM. More than the vCPUs and I/O threads of any VM can wait for at once; past it faults wait.
 pub const OPS_MAX: usize = 256;
 /// Whole-chunk reads under way. Each holds an intent or a buffer of a chunk; eight keep the disk busy in 512 KiB
-/// requests (throughput.md: queue depth 2-16 makes no difference).
+/// requests (measured: a queue depth of 2 to 16 makes no difference).
 pub const FILLS_MAX: usize = 8;
 /// Of the buffers of whole-chunk reads, so many are for what an image lacks: the others are for those who wait.
 pub const KEEPS_MAX: usize = 2;
@@ -16,7 +16,7 @@ pub const KEEPS_MAX: usize = 2;
 pub const COPY_READS_MAX: usize = 4;
 /// Page-outs under way, for the same reason.
 pub const OUTS_MAX: usize = 8;
-/// Chunks in one zap: a command costs a wake-up of another process, a chunk in it 5 us (mechanisms.md Q8).
+/// Chunks in one zap: a command costs a wake-up of another process, a chunk in it 5 us (measured).
 pub const ZAP_BATCH: usize = 16;
 /// Borrowed chunks on their way to the RAM file: one is being moved while others wait for direct I/O.
 pub const OWNS_MAX: usize = 4;

@@ -15,7 +15,7 @@ use super::ops::{Op, OpKind};
 const MAP_RUNS_MAX: usize = 8;
 /// Free pages beyond twice the headroom from which on a VM counts as far from its cap: what reads under way may take.
 const ROOMY_MIN: u64 = 16 * 256;
-/// Pages mapped for the first fault in a chunk that was zapped: 2 us, where the whole chunk takes 29 (mechanisms.md Q3), and
+/// Pages mapped for the first fault in a chunk that was zapped: 2 us, where the whole chunk takes 29 (measured), and
 /// the granularity of the kernel's own fault-around.
 const FIRST_TOUCH_PAGES: u16 = 16;
 /// A chunk with fewer pages in swap than this is read through a buffer even if it could be read straight into a large

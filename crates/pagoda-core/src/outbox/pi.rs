@@ -1,8 +1,8 @@
 //! The baseline: a proportional-integral controller on the measured response time, without a model.
 //!
-//! It is hard to beat (docs/outbox-control-figures.md). It moves the space by the error of the last window and by how that
-//! error changed (velocity form, so that a limit cannot wind it up). It knows no feasible interval: out of reach of the
-//! SLO it takes all it may have.
+//! It is hard to beat (docs/outbox-control-figures.md). It moves the space by the error of the last window and by how
+//! that error changed (velocity form, so that a limit cannot wind it up). It knows no feasible interval: where the SLO
+//! is out of reach, it takes all it may have.
 
 use crate::units::Bytes;
 

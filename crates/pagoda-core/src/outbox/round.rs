@@ -1,8 +1,8 @@
 //! The rounds of all outboxes of a host: everything between what their processes say and the space that each is to have.
 //!
 //! 1. The caller hands over what an outbox's process says, whenever it says it ([`Sizing::heard`]).
-//! 2. [`Sizing::round`] ends an outbox's period when it is due: profile, estimate, the size that it should have. Then it divides what
-//!    there is among those whose size follows an SLO, and returns the sizes that change.
+//! 2. [`Sizing::round`] ends an outbox's period when it is due: profile, estimate, the size that it should have. Then
+//!    it divides what there is among those whose size follows an SLO, and returns the sizes that change.
 //! 3. The caller has the processes keep to these, the smaller ones first.
 //!
 //! Sizes change at the ends of periods. In between they only shrink: when the host is short ([`super::pressure`]).

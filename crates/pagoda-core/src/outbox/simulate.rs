@@ -1,5 +1,5 @@
-//! A simulator of outboxes: the profiler, estimator, controllers, orchestrator and back-pressure of the daemon over
-//! simulated jobs and networks, under virtual time, from a seed.
+//! A simulator of outboxes: the daemon's profiler, estimator, controllers and orchestrator, and a model of
+//! back-pressure, over simulated jobs and networks, under virtual time, from a seed.
 //!
 //! The VM of [`plant`] does not know the model: its jobs compute in small steps, write in pieces, wait by
 //! [`super::backpressure`], and its network drains in small steps. [`scenario`] has the standard scenario and a harsher

@@ -1,4 +1,5 @@
-//! A rate in bytes a second, what the model calls endless, and the few conversions between whole numbers and the model's floating point.
+//! A rate in bytes a second, what the model calls endless, and the few conversions between whole numbers and the
+//! model's floating point.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a pager does that breaks a rule of images, or of what is borrowed, and that it shows.
+//! Pagers that break a rule of images or of what is borrowed: the simulation has to notice each of them.
 
 use pagoda_core::fault::{Action, OpId};
 

@@ -2,8 +2,8 @@
 //!
 //! It is placed so that file offsets and addresses agree modulo 1 MiB but not modulo 2 MiB: a hole that is filled
 //! through it can get a folio of one chunk, never one of two chunks, which would have to be split at every punch
-//! (measured: notes on throughput, part C). The guest changes the memory at any time, so it is only reached through
-//! raw pointers and never as a slice.
+//! (measured). The guest changes the memory at any time, so it is only reached through raw pointers and never as a
+//! slice.
 
 use std::ops::Range;
 use std::ptr;

@@ -1,4 +1,4 @@
-//! What an operator reads.
+//! The explanations as an operator reads them, for known situations.
 
 use super::*;
 use crate::outbox::control::{SelfTuning, Sizer};

@@ -1,4 +1,4 @@
-//! What reads and copies bring: content by its place, and garbage where nothing may be counted on.
+//! What reads and copies bring: the content of where it is, or garbage where nothing may be relied on.
 
 use pagoda_core::fault::{Event, OpId, Source};
 use pagoda_core::units::ChunkIdx;
