@@ -256,7 +256,7 @@ pub enum Packet {
 pub enum DecodeError {
     /// Shorter than its kind and counts say, or longer.
     Length,
-    /// Not one of ours.
+    /// The packet does not begin with our magic.
     Magic,
     /// Sent by another version; the value is theirs.
     Version(u16),

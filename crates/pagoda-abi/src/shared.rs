@@ -140,7 +140,7 @@ pub struct Intent {
     pub valid: AtomicU32,
     /// The chunk's index in the VM's space.
     pub chunk: AtomicU32,
-    /// One bit a page.
+    /// Each page of the chunk has one bit.
     pub pages: [AtomicU64; 4],
 }
 

@@ -203,7 +203,7 @@ impl fmt::Display for Phase {
     }
 }
 
-/// A view from outside.
+/// The view says how ballooning of a VM stands, for those outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     pub phase: Phase,

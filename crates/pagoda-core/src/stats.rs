@@ -19,7 +19,7 @@ pub struct MetricDef {
     pub name: &'static str,
     /// The kind says whether the value only grows.
     pub kind: MetricKind,
-    /// `pages`, `chunks`, `bytes`, or empty for plain counts.
+    /// The unit is `pages`, `chunks`, `bytes`, `microseconds`, or empty for plain counts.
     pub unit: &'static str,
     /// One sentence for people.
     pub help: &'static str,

@@ -87,7 +87,7 @@ impl Content {
         }
     }
 
-    /// Without writers and writes.
+    /// Reads what was encoded, which has no writers and no writes under way.
     pub fn decode(from: &mut Decoder<'_>) -> Result<Content, Damaged> {
         let size = from.number_below(FILE_BYTES_MAX)?;
         let cursor = from.number_below(FILE_BYTES_MAX)?;
@@ -192,7 +192,7 @@ impl Content {
         }
     }
 
-    /// Its bytes are gone.
+    /// The bytes of the file are gone, so it will never be whole.
     pub fn lose(&mut self) {
         self.state = State::Broken;
     }

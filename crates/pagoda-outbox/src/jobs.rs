@@ -58,13 +58,13 @@ pub struct EndedJob {
     pub labels: Labels,
 }
 
-/// What became of jobs.
+/// The counts say what became of jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct JobCounts {
     /// The oldest that is still kept, and the last that ended.
     pub oldest: u64,
     pub last: u64,
-    /// They have written something.
+    /// So many jobs have written something, or have ended without.
     pub began: u64,
     pub given_up: u64,
 }

@@ -7,10 +7,10 @@ use crate::refusal::Refusal;
 /// When a file's bytes may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// While the file grows.
+    /// The file may be sent while it grows.
     #[default]
     Stream,
-    /// When it has been closed: for programs that go back and write again.
+    /// The file may be sent when it has been closed: this is for programs that go back and write again.
     OnClose,
 }
 

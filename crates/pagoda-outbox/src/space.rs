@@ -200,7 +200,7 @@ impl Space {
         plan
     }
 
-    /// It was given back.
+    /// The memory was given back, so it is not used any more.
     pub fn complete_reclaim(&mut self, reclaim: Reclaim) {
         self.used = self.used.checked_sub(reclaim.bytes).expect("what is given back was used");
     }

@@ -319,7 +319,7 @@ pub fn may_lock_memory() -> bool {
 pub enum Limit {
     /// Open files: about [`pagoda_abi::attach::FDS_MAX`] and a few more for each VM.
     OpenFiles,
-    /// Locked memory: I/O buffers.
+    /// I/O buffers are locked memory.
     LockedMemory,
     /// The length of files: swap files are as long as a VM's memory.
     FileSize,

@@ -64,7 +64,7 @@ pub struct BalloonInfo {
 pub struct GuestMemory {
     pub free_bytes: u64,
     pub available_bytes: u64,
-    /// Since the guest booted.
+    /// Major faults are counted since the guest booted.
     pub major_faults: u64,
     /// Read from the guest's own swap since it booted.
     pub swap_in_bytes: u64,

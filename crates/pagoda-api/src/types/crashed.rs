@@ -53,7 +53,7 @@ pub struct CrashedVm {
 pub struct Candidate {
     pub name: String,
     pub taken_unix_ms: u64,
-    /// Why it cannot be.
+    /// The text says why the VM cannot be restored from it, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
     /// Why it can be by force alone: what of its disks has changed.

@@ -18,7 +18,7 @@ pub enum OutboxState {
     Lingering,
     /// Its process has ended, and its VM runs. What was in it is gone, and the guest's file system fails.
     Ended,
-    /// Of a newer daemon.
+    /// A newer daemon has said a state that is not known here.
     #[serde(other)]
     Unknown,
 }

@@ -143,7 +143,7 @@ pub struct Snapshot {
     /// When the VM stood still, in milliseconds since 1970.
     pub taken_unix_ms: u64,
     pub stage: SnapshotStage,
-    /// Why it is lost.
+    /// The text says why the snapshot is lost, if it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// What is wrong with its files, as far as that is seen without reading its memory.
@@ -352,9 +352,9 @@ pub struct VerifyReport {
     pub good_pages: u64,
     /// Pages that are all zero.
     pub zero_pages: u64,
-    /// All places of damage.
+    /// So many places are damaged in all.
     pub damaged: u64,
-    /// The first of them.
+    /// These are the first damaged places.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub damages: Vec<SnapshotDamage>,
 }
@@ -384,7 +384,7 @@ pub struct HostSnapshots {
     pub filled: u32,
     pub durable: u32,
     pub lost: u32,
-    /// Whatever their stage was.
+    /// So many are damaged, whatever their stage was.
     pub damaged: u32,
     /// What they take on the disk.
     pub own_bytes: u64,

@@ -208,7 +208,7 @@ fn a_guest_that_takes_pages_back_is_not_fought() {
 
 #[test]
 fn who_does_not_answer_is_paged_out() {
-    // No device: at once.
+    // Without a device it is paged out at once.
     let mut bench = Bench::new();
     bench.balloon.set_target(0, mib(256));
     bench.sample.device = Device::Absent;

@@ -211,15 +211,15 @@ pub enum Refusal {
 /// Where the content is that an image takes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// In the RAM file.
+    /// The content is in the RAM file.
     Ram,
-    /// In the buffer of this read, which has ended.
+    /// The content is in the buffer of this read, which has ended.
     Buffer(OpId),
     /// The content is in frames of the share group.
     Frame,
     /// Nowhere: the pages are zero.
     Zero,
-    /// In the image's parent, whose pages they still are.
+    /// The content is in the image's parent, whose pages they still are.
     Parent,
 }
 

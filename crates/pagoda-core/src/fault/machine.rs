@@ -39,7 +39,7 @@ pub enum PageInPolicy {
     /// As the pattern of faults says: one page, or its chunk and read-ahead.
     #[default]
     Adaptive,
-    /// Always the page alone.
+    /// A fault always reads its page alone.
     Page,
     /// Always the whole chunk, which the fault waits for.
     Chunk,
@@ -317,7 +317,7 @@ impl Machine {
         }
     }
 
-    /// The page table's entry.
+    /// Gives what the page table knows of a chunk.
     pub fn chunk(&self, index: ChunkIdx) -> &Chunk {
         &self.chunks[index.as_usize()]
     }

@@ -78,12 +78,12 @@ pub enum OpKind {
     },
     /// A borrowed chunk becomes the VM's own.
     Own {
-        /// How far it is.
+        /// The stage says how far it is.
         stage: OwnStage,
     },
     /// A zap of several chunks.
     Zap {
-        /// The first `len` count.
+        /// Only the first `len` entries count.
         chunks: [ChunkIdx; ZAP_BATCH],
         /// So many entries of `chunks` are in use.
         len: u8,

@@ -9,7 +9,7 @@ use super::action::OpId;
 pub enum Phase {
     /// No page of it is in DRAM.
     Absent,
-    /// In the chunk queues.
+    /// The chunk is in the chunk queues.
     Hot,
     /// A zap is under way.
     Zapping {
@@ -32,7 +32,7 @@ pub enum Phase {
 pub struct Located {
     /// The RAM file has them, which is the truth.
     pub ram: PageSet,
-    /// They have a block.
+    /// These pages have a block in swap.
     pub swap: PageSet,
     /// Of those that have a block: it is still on its way from another host.
     pub missing: PageSet,
@@ -78,7 +78,7 @@ pub struct Chunk {
     pub reading: PageSet,
     /// A whole-chunk read under way.
     pub fill: Option<OpId>,
-    /// A page-out under way.
+    /// This page-out of pages of the chunk is under way.
     pub out: Option<OpId>,
     /// As a candidate for page-out.
     pub phase: Phase,

@@ -35,7 +35,7 @@ pub struct SpaceView {
     pub used: Bytes,
     /// What writers want that have waited for longer than this one.
     pub ahead: Bytes,
-    /// Other writers that wait.
+    /// So many other writers wait.
     pub waiting: u32,
 }
 

@@ -12,7 +12,7 @@ pub struct Charge {
     charged: Bytes,
 }
 
-/// What its process says.
+/// An outbox's process says this of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Said {
     /// The space that it keeps to.

@@ -51,7 +51,7 @@ pub trait Sizer {
     fn size(&mut self, profile: &Profiler, space: Bytes) -> Decision;
 }
 
-/// Queueing model and feedback.
+/// It finds the size by the queueing model and by feedback.
 #[derive(Clone, Debug)]
 pub struct SelfTuning {
     settings: SpaceSettings,

@@ -77,7 +77,7 @@ impl Slo {
     }
 }
 
-/// As it is read.
+/// An SLO is written as it is read.
 impl fmt::Display for Slo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = self.limit.as_millis();

@@ -152,7 +152,7 @@ impl Single {
 /// A stream that brings in whole chunks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Whole {
-    /// The chunk in use.
+    /// The stream is using this chunk.
     at: ChunkIdx,
     /// The last chunk asked for; `at` if nothing is read ahead.
     pub frontier: ChunkIdx,

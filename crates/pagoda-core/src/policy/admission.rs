@@ -22,7 +22,7 @@ use crate::units::{Bytes, PageCount};
 pub struct Overhead {
     /// The VMM's own memory and our tables.
     pub overhead: PageCount,
-    /// For copies on write.
+    /// Copies on write of shared pages may take so much.
     pub reserve: PageCount,
 }
 
@@ -125,7 +125,7 @@ impl SwapSpace {
 /// What is to be changed. Each of them changes a term of admission.
 #[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {
-    /// Nothing: how it stands.
+    /// Nothing is changed: the question is how it stands.
     Nothing,
     /// The host gets these settings.
     Host(&'a HostSettings),
@@ -155,7 +155,7 @@ impl<'a> Promise<'a> {
         std::iter::once((self.settings, self.beside)).chain(self.proposed)
     }
 
-    /// The larger of both.
+    /// Gives the larger part of both settings.
     fn most<T: Ord>(self, part: impl Fn(&VmSettings, Overhead) -> T) -> T {
         let now = part(self.settings, self.beside);
         self.both().map(|(vm, beside)| part(vm, beside)).fold(now, T::max)
@@ -215,7 +215,7 @@ impl Balance {
         self.promised
     }
 
-    /// What does not fit.
+    /// Gives by how much the promises exceed the capacity.
     pub fn missing(&self) -> Reservation {
         Reservation {
             memory: self.promised.memory.saturating_sub(self.capacity.memory),
@@ -229,7 +229,7 @@ impl Balance {
 pub struct Admission {
     /// What the VM that the change is about needs; nothing if it is about the host.
     pub needs: Reservation,
-    /// Everything, with the change.
+    /// The balance would be this with the change.
     after: Balance,
     /// What was missing before it.
     before: Reservation,

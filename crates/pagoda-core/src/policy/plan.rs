@@ -63,7 +63,7 @@ pub enum MinReason {
 /// What a VM's ceiling is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CeilingReason {
-    /// All the guest sees.
+    /// The ceiling is all the memory that the guest sees.
     Memory,
     /// The ceiling is the user's cap of its DRAM, `--dram`.
     Cap,

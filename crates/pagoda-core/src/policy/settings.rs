@@ -169,9 +169,9 @@ pub struct Sampling {
 pub struct Thresholds {
     /// Above it nothing is reclaimed.
     pub high: PerMille,
-    /// Below it by balloon.
+    /// Below it, balloons reclaim memory.
     pub soft: PerMille,
-    /// Below it by page-out.
+    /// Below it, page-out reclaims memory too.
     pub hard: PerMille,
     /// Below it VMs above their target are blocked, too.
     pub low: PerMille,

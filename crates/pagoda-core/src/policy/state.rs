@@ -82,7 +82,7 @@ impl ReclaimState {
         state
     }
 
-    /// What may be done.
+    /// Says what may be done in this state.
     pub const fn allowed(self) -> Allowed {
         let worse_than_high = !matches!(self, ReclaimState::High);
         let forced = matches!(self, ReclaimState::Hard | ReclaimState::Low);

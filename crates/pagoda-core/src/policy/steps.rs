@@ -255,9 +255,9 @@ mod tests {
         // A balloon at its limit of 65 % helps no more.
         check(Soft, Balloon::Inflated(PageCount(65_000)), 70_000, (Some(65_000), 75_000, Run::Run));
         check(Hard, empty, 70_000, (Some(2_000), 75_000, Run::Run));
-        // Low: at once, and blocked.
+        // In the state low it goes at once, and the VM is blocked.
         check(Low, absent, 61_000, (None, 61_000, Run::Block));
-        // Never below the target.
+        // The cap never falls below the target.
         check(Low, absent, 10_000, (None, 60_000, Run::Block));
     }
 

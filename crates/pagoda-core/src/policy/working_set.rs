@@ -82,7 +82,7 @@ pub struct Estimate {
 pub struct SampleCount {
     /// Pages that were unmapped and are watched; fewer than asked for where some cannot be.
     pub watched: u32,
-    /// Of these, touched since.
+    /// So many of these were touched since.
     pub touched: u32,
 }
 

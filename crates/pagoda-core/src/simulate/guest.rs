@@ -57,7 +57,7 @@ impl Kinds {
     }
 }
 
-/// What happened in all.
+/// The totals say what happened in the whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Totals {
     /// Pages read from swap.
@@ -181,7 +181,7 @@ impl Guest {
         self.reach = 0;
     }
 
-    /// What became of them.
+    /// Counts how many of the watched pages were touched.
     pub fn sample_count(&self) -> SampleCount {
         let touched = self.sample.partition_point(|position| *position < self.reach);
         SampleCount { watched: self.sample.len() as u32, touched: touched as u32 }

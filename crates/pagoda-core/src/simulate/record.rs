@@ -11,7 +11,7 @@ pub struct HostPoint {
     pub at_s: u64,
     pub state: ReclaimState,
     pub free: PageCount,
-    /// Sums over all VMs.
+    /// This and what follows are sums over all VMs.
     pub resident: PageCount,
     pub active: PageCount,
     pub balloon: PageCount,

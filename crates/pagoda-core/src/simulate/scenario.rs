@@ -81,7 +81,7 @@ pub struct VmScript {
 pub struct Boot {
     /// Pages that are touched.
     pub touches: PageCount,
-    /// So many a second.
+    /// It touches so many pages a second.
     pub rate: PageCount,
 }
 

@@ -26,7 +26,7 @@ pub struct Loan {
     pub template: Vec<u64>,
     /// The kernel's copies for this VM.
     anonymous: Vec<Option<Frame>>,
-    /// A write asks first.
+    /// A write to such a page raises a fault first.
     protected: Vec<bool>,
     /// Moves that were ordered and not done yet.
     orders: VecDeque<ChunkIdx>,

@@ -506,7 +506,7 @@ impl Pager {
         let data = |chunk, there: &dyn Fn(usize) -> bool| -> PageSet {
             chunk_pages(chunk).filter(|page| there(*page)).map(|page| (page % CHUNK) as u8).collect()
         };
-        // As if by chance.
+        // A hash of the page decides, as if by chance.
         let is_missing = |page: usize| page.wrapping_mul(2_654_435_761) >> 7 & 1023 < self.weather.missing;
         self.missing = (0..(world.pages() / CHUNK) as u32)
             .map(|chunk| data(ChunkIdx(chunk), &|page| world.blocks.has(page) && is_missing(page)))
@@ -534,7 +534,7 @@ impl Pager {
         self.jobs.push(Job { op, kind, left });
     }
 
-    /// Told before anything else.
+    /// The machine is told this before anything else.
     pub fn share_ended(&mut self, event: Event) {
         self.punched.push_front(event);
     }

@@ -1,4 +1,4 @@
-//! Jobs that the space's files are.
+//! Jobs: which of the space's files are jobs, and what became of them.
 
 use crate::content::State;
 use crate::jobs::{JobCounts, Jobs, Labels};
@@ -53,7 +53,7 @@ impl Space {
         directory.is_ok_and(|directory| directory.by_ino.get(&ino).is_some_and(|name| name.starts_with(b".")))
     }
 
-    /// Jobs that have ended.
+    /// Gives the jobs that have ended.
     pub fn jobs(&self) -> &Jobs {
         &self.jobs
     }

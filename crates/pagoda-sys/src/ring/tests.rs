@@ -55,7 +55,7 @@ fn pages_go_out_of_ram_and_come_back_into_ram_and_buffers() {
     ring.write(disk, 2 * PAGE, view.io_target(0, 4 * PAGE as u32), 77).unwrap();
     assert_eq!(complete(&mut ring, 1), [done(77, 4 * PAGE as u32)]);
     file.punch(0, 4 * PAGE).unwrap();
-    // Straight into the hole.
+    // A read goes straight into the hole.
     ring.read(disk, 3 * PAGE, view.io_target(PAGE, PAGE as u32), 78).unwrap();
     assert_eq!(complete(&mut ring, 1), [done(78, PAGE as u32)]);
     assert_eq!((file.allocated(), file.next_data(0)), (Ok(PAGE), Ok(Some(PAGE))));

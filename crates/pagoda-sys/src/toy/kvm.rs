@@ -82,11 +82,11 @@ pub enum KvmError {
 /// What a vCPU found.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// How far it came.
+    /// The vCPU has come so far in its walk.
     pub walk: Walk,
     /// Times that a page was not as it was left.
     pub wrong: u64,
-    /// The first such pages.
+    /// The first wrong pages have these numbers.
     pub wrong_pages: Vec<u64>,
 }
 

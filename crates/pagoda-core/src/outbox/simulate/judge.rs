@@ -126,7 +126,7 @@ pub fn predicted_and_measured_s(load: Load, start: Bytes, periods: usize, seed: 
     Some((estimate.now.mean_s, tally(&records, 0, &scenario.settings.slo).mean_s()))
 }
 
-/// Estimates, and changes nothing.
+/// It estimates as the controller does, and leaves the size as it is.
 struct Watching(SelfTuning);
 
 impl Sizer for Watching {

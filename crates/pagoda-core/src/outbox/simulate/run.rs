@@ -22,7 +22,7 @@ pub struct PeriodRecord {
     pub responses: Vec<f64>,
     /// What was decided at its end.
     pub decision: Decision,
-    /// Writes refused in it.
+    /// So many writes were refused in the period.
     pub refused: u64,
 }
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use crate::units::PageIdx;
 
-/// Positions to begin with.
+/// A stack begins with so many positions.
 const POSITIONS_MIN: usize = 1024;
 
 /// An LRU stack of pages.
@@ -21,12 +21,12 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// The number of pages.
+    /// Gives the number of pages in the stack.
     pub fn len(&self) -> usize {
         self.positions.len()
     }
 
-    /// Whether there is none.
+    /// Says whether the stack has no page.
     pub fn is_empty(&self) -> bool {
         self.positions.is_empty()
     }

@@ -349,7 +349,7 @@ fn outboxes_give_before_vms_are_paged_out() {
         let (_, need, again) = round(&mut rounds, 600, &with(2, elastic));
         assert_eq!((need, again.unwrap().pool), (PageCount::ZERO, yielded.pool), "{elastic:?}");
     }
-    // It has let go.
+    // The outboxes have let go of what was asked for.
     let gone = Elastic { charged: told.spaces, ..told };
     let host_after = HostReport { outboxes: told.spaces, ..with(3, gone) };
     assert_eq!(round(&mut rounds, 600, &host_after).1, PageCount::ZERO);

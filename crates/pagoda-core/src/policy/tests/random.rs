@@ -12,7 +12,7 @@ const TICKS: u64 = 400;
 
 struct Guest {
     id: VmId,
-    /// What it would use.
+    /// The guest would use so many pages.
     wants: PageCount,
     resident: PageCount,
     swapped: PageCount,

@@ -176,7 +176,7 @@ pub(super) fn load(ram: &mut RamPart<'_>) {
 pub struct Walk {
     /// The first of the vCPU's pages.
     pub first_page: usize,
-    /// How many it has.
+    /// The vCPU has so many pages.
     pub pages: usize,
     /// Passes over all of them.
     pub passes: u64,
