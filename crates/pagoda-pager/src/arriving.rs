@@ -36,7 +36,7 @@ struct Places {
     swap: PageSet,
 }
 
-/// See the module.
+/// Stores a VM's pages as they come from another host, and knows where each is.
 #[derive(Debug)]
 pub struct Arriving {
     regions: Vec<Region>,

@@ -29,9 +29,9 @@ pub enum RecoverError {
     /// The kernel refuses something.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried.
+        /// What was tried, as a verb.
         what: &'static str,
-        /// Why not.
+        /// The error that the kernel returned.
         source: Errno,
     },
     /// The tiers do not say which pages they have.

@@ -47,7 +47,7 @@ impl Region {
         for _ in 0..TRIES {
             for gap in &gaps {
                 match self.ram.next_data(gap.start).map_err(|source| self.failed("look for pages in", source))? {
-                    // Nothing follows.
+                    // The file has no more data, neither in this gap nor behind it.
                     None => break,
                     Some(data) if data >= gap.end => {}
                     Some(_) => {

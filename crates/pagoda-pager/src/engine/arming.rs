@@ -27,7 +27,7 @@ impl Engine {
         sampler.restart_sample(&mut context)
     }
 
-    /// Executes `Action::Disarm`.
+    /// Executes `Action::Disarm`: the kernel answers the VM's faults from then on.
     pub(super) fn disarm(&mut self) -> Result<(), Broken> {
         if self.paging.disarm()? {
             self.link.agent.collapse(&mut self.ring, self.paging.space());

@@ -49,7 +49,7 @@ use self::mappers::Mappers;
 pub use content::{pieces, short_runs};
 pub use io::Answered;
 
-/// See the module.
+/// Owns the VM's page table, its memory and its tiers.
 pub struct Paging {
     /// The VM's name, for messages.
     vm: Arc<str>,
@@ -109,7 +109,7 @@ impl Paging {
         self.machine.await_pages(on);
     }
 
-    /// The VM's name.
+    /// The VM's name, as messages show it.
     pub fn vm(&self) -> &str {
         &self.vm
     }
@@ -176,7 +176,7 @@ impl Paging {
         self.shared.remove_mapper(slot);
     }
 
-    /// The machine's time.
+    /// The machine's time: milliseconds since the engine was made.
     pub fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }

@@ -53,10 +53,10 @@ pub struct Context<'a> {
     pub ring: &'a mut Ring,
 }
 
-/// See the module.
+/// Measures one VM: its sampled pages, its miss-ratio curve, and its growth.
 #[derive(Debug)]
 pub struct Sampler {
-    /// The VMM's process.
+    /// The VMM's process id, whose page tables are read.
     pid: u32,
     pages: Vec<PageIdx>,
     period: u64,
@@ -95,7 +95,7 @@ impl Sampler {
         }
     }
 
-    /// Periods begun.
+    /// Sampling periods that have begun since the engine started.
     pub fn period(&self) -> u64 {
         self.period
     }

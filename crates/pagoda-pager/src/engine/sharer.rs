@@ -54,7 +54,7 @@ struct Looking {
     chunk: ChunkIdx,
     /// Not looked at yet.
     rest: PageSet,
-    /// Looked at.
+    /// Pages that have been looked at.
     seen: PageSet,
     found: Found,
 }

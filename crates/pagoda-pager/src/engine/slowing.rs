@@ -33,7 +33,7 @@ struct Owed {
     due: Instant,
 }
 
-/// See the module.
+/// Whose writes are slowed, and the answers that are not due yet.
 #[derive(Debug, Default)]
 pub struct Slowed {
     delay: Duration,

@@ -54,7 +54,7 @@ impl Hasher for Identity {
 pub struct Hint {
     /// The VM's number in the group.
     pub member: u32,
-    /// Its page.
+    /// The page of that VM which had the content.
     pub page: PageIdx,
 }
 
@@ -98,11 +98,11 @@ struct Inner {
     joined: u32,
 }
 
-/// See the module.
+/// A share group of this daemon, which its VMs' engines hold in common.
 #[derive(Debug)]
 pub struct Group {
     name: String,
-    /// Of the hash: so that no guest can prepare collisions.
+    /// Seed of the hash, so that no guest can prepare collisions.
     seed: u64,
     frames_max: u32,
     frames: OnceLock<Frames>,

@@ -91,9 +91,9 @@ struct Begun {
     at: Instant,
 }
 
-/// See the module.
+/// The remote tier of one VM.
 pub struct RemoteTier {
-    /// For messages.
+    /// The VM's name, which messages show.
     vm: String,
     udp: UdpClient<Control>,
     space: SpaceRef,
@@ -113,7 +113,7 @@ pub struct RemoteTier {
     demand: VecDeque<Job>,
     ahead: VecDeque<Job>,
     writes: VecDeque<Begun>,
-    /// Begun, by token.
+    /// Requests that the client has begun, by token.
     begun: HashMap<u64, Begun>,
     writes_begun: usize,
     /// Writes that took too long and are to be declined.

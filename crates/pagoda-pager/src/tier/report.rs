@@ -6,7 +6,7 @@ use crate::latency::Histogram;
 /// What one tier reports.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The tier's name.
+    /// The tier's name, such as `swap`.
     pub name: &'static str,
     /// What it holds and has moved.
     pub counts: Counts,

@@ -49,7 +49,7 @@ struct Waiting {
     since: Instant,
 }
 
-/// See the module.
+/// The source tier of one VM.
 #[derive(Debug)]
 pub struct SourceTier {
     arrivals: Arc<Arrivals>,

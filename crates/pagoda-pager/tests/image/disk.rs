@@ -40,7 +40,7 @@ struct Inner {
     hook: Option<Hook>,
 }
 
-/// See the module.
+/// An image's disk whose calls a test decides about.
 #[derive(Clone, Default)]
 pub struct TestDisk(Arc<Mutex<Inner>>, Arc<(Mutex<Reads>, Condvar)>);
 

@@ -90,7 +90,7 @@ pub fn begin_on(engine: &Engine, part: Part, id: ImageId, parent: Option<ImageId
     ledger
 }
 
-/// The image begins.
+/// Begins the image, and waits until the engine says that it exists.
 pub fn begin(engine: &Engine, part: Part) -> Arc<Ledger> {
     let ledger = write(part);
     assert_eq!(ask(engine, PATIENCE), Answer::Begun);

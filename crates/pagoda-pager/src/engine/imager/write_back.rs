@@ -46,7 +46,7 @@ impl WriteBack {
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name(threads::name("sync", vm));
         let spawned = thread.spawn(move || {
-            // Set once, here.
+            // This thread alone sets it, and only here.
             let _ = own.ended.set(work(&own));
         });
         spawned.inspect_err(|error| tracing::warn!(vm, "write an image back while it is filled: {error}")).ok()?;

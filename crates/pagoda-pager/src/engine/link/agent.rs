@@ -29,7 +29,7 @@ pub enum Asked {
     Chunks(OpId),
     /// Of pages that the machine watches.
     Watch {
-        /// Names the zap.
+        /// The machine's number of the zap.
         ticket: u32,
         /// When it was asked for.
         at: Instant,
@@ -45,7 +45,7 @@ pub enum Asked {
     },
     /// Of pages of an unarmed VM whose ages are looked at.
     Age {
-        /// Which.
+        /// The pages that are unmapped.
         pages: Vec<PageIdx>,
         /// When it was asked for.
         at: Instant,
@@ -70,7 +70,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Not connected.
+    /// An agent that has no connection yet.
     pub fn new(vm: Arc<str>) -> Agent {
         Agent {
             vm,

@@ -68,7 +68,7 @@ struct Current {
     left: Vec<(usize, usize)>,
 }
 
-/// See the module.
+/// The mappers of one VM, and the zap that they are doing.
 pub struct MapperLinks {
     /// The VM's name, for messages.
     vm: Arc<str>,
@@ -87,7 +87,7 @@ impl MapperLinks {
         self.links.is_empty()
     }
 
-    /// Their numbers.
+    /// The slots of all mappers that are known.
     pub fn slots(&self) -> Vec<usize> {
         self.links.iter().map(|link| link.slot).collect()
     }
@@ -304,7 +304,7 @@ impl MapperLinks {
         }
     }
 
-    /// It has looked.
+    /// A mapper has looked which of its direct I/O has ended.
     pub fn complete_clock(&mut self, slot: usize) {
         if let Some(link) = self.find(slot) {
             link.clock_asked = false;

@@ -65,7 +65,7 @@ impl Paging {
         self.heard.borrow_mut().pop_front()
     }
 
-    /// There is one.
+    /// Whether [`Self::next_heard`] has a fault to give.
     pub fn has_heard(&self) -> bool {
         !self.heard.borrow().is_empty()
     }
@@ -145,7 +145,7 @@ impl Paging {
         Ok(())
     }
 
-    /// Executes `Fence`.
+    /// Executes `Fence`: protects a borrowed chunk, then moves the clock on.
     pub fn fence(&mut self, op: OpId, chunk: ChunkIdx) {
         let location = self.space.locate_chunk(chunk);
         let uffd = self.space.uffd(location.addr);

@@ -31,9 +31,9 @@ pub enum ImageTierError {
     /// The file that says which pages of the VM are in the image.
     #[error("{path}: {source}")]
     Map {
-        /// The file.
+        /// The path of the map's file.
         path: String,
-        /// Why not.
+        /// The error of the file.
         source: std::io::Error,
     },
     /// The threads that read.

@@ -29,7 +29,7 @@ const IDLE_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 struct Shared {
     image: Arc<Image>,
-    /// The threads' name.
+    /// The name that each thread has.
     name: String,
     queue: Mutex<Queue>,
     /// There is something to do.
@@ -40,7 +40,7 @@ struct Shared {
     wake: Wake,
 }
 
-/// See the module.
+/// The reading threads of one VM, and the queue that they share with the tier.
 #[derive(Debug)]
 pub struct Readers {
     shared: Arc<Shared>,

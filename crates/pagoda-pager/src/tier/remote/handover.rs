@@ -15,9 +15,9 @@ use super::opened::Opened;
 /// How a VM stands to the space of its remote tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It owns it.
+    /// The VM owns the space, and may change it.
     Owner,
-    /// It owns it, and nothing in it changes: no page is written, no slab is given back.
+    /// The VM owns the space, and nothing in it changes: no page is written, no slab is given back.
     Held,
     /// Another host may own it. Nothing is asked of it: whoever needs a page waits.
     Away,
@@ -54,7 +54,7 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Followed {
     pub standing: Standing,
-    /// Opened anew.
+    /// The space as it was opened anew, which replaces the one before.
     pub opened: Option<Opened>,
     /// Another host has been told what is there.
     pub is_named: bool,
@@ -64,12 +64,12 @@ pub(super) struct Followed {
 #[derive(Clone, Debug)]
 pub struct Handover(Arc<Mutex<State>>);
 
-/// See [`Handover::downgrade`].
+/// A [`Handover`] that does not keep its tier: see [`Handover::downgrade`].
 #[derive(Clone, Debug)]
 pub struct WeakHandover(Weak<Mutex<State>>);
 
 impl WeakHandover {
-    /// Nothing: the tier's engine has ended.
+    /// `None`: the tier's engine has ended.
     pub fn upgrade(&self) -> Option<Handover> {
         self.0.upgrade().map(Handover)
     }

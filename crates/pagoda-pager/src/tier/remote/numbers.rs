@@ -11,7 +11,7 @@ pub struct RemoteNumbers {
     pub window: usize,
     /// Slabs with all their copies in sync.
     pub whole: usize,
-    /// Slabs with any.
+    /// Slabs that have a copy in sync.
     pub held: usize,
     /// The servers that it knows.
     pub servers: Vec<ServerView>,

@@ -38,7 +38,7 @@ impl Waiting {
     }
 }
 
-/// See the module.
+/// Copies that wait to be written into the space, and those under way.
 #[derive(Debug, Default)]
 pub struct Placing {
     waiting: VecDeque<Waiting>,
@@ -61,7 +61,7 @@ impl Placing {
         !self.abandoned.is_empty()
     }
 
-    /// It takes more.
+    /// Whether it takes more pages now.
     pub fn has_room(&self) -> bool {
         self.waiting_pages < WAITING_MAX
     }
@@ -76,7 +76,7 @@ impl Placing {
         self.is_waiting() || !self.begun.is_empty()
     }
 
-    /// Pages under way.
+    /// How many pages are being written.
     pub fn begun(&self) -> usize {
         self.begun.len()
     }

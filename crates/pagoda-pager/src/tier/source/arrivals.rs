@@ -32,7 +32,7 @@ const PAGE: usize = PAGE_SIZE as usize;
 
 type Listener = Box<dyn Fn() + Send + Sync>;
 
-/// See the module.
+/// The pages that a VM still has to get from its source, and those that came.
 pub struct Arrivals {
     files: ArrivalFiles,
     content: SwapFile,
@@ -40,7 +40,7 @@ pub struct Arrivals {
     writing: Vec<Mutex<()>>,
     /// Written by threads that bring pages, each with its chunk's lock.
     here: Mutex<PageMap>,
-    /// The engine's alone.
+    /// Pages that the tier holds, which the engine alone changes.
     held: Mutex<PageMap>,
     state: Mutex<State>,
     /// Pages have come: for [`Arrivals::read_now`].

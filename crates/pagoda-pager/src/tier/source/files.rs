@@ -21,7 +21,7 @@ use crate::tier::page_map::PageMap;
 const MAGIC_HERE: &[u8; 16] = b"pagoda-vm-here-1";
 const MAGIC_HELD: &[u8; 16] = b"pagoda-vm-held-1";
 
-/// Where they are.
+/// The paths of the three files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArrivalFiles {
     pub content: PathBuf,
@@ -41,12 +41,12 @@ pub enum ArrivalsError {
     /// What an earlier daemon has left of pages that had not come.
     #[error("{}: make holes of pages that have not come: {source}", path.display())]
     Leftovers { path: PathBuf, source: pagoda_sys::Errno },
-    /// No eventfd.
+    /// The kernel gives no eventfd.
     #[error("make an eventfd: {0}")]
     Wake(io::Error),
 }
 
-/// The files, open.
+/// The three files of a VM, open for reading and writing.
 #[derive(Debug)]
 pub struct Opened {
     pub content: SwapFile,
