@@ -120,7 +120,7 @@ impl Handle {
         }
     }
 
-    /// Where it stands.
+    /// What the API says of the balloon, as of the thread's last report.
     pub fn info(&self) -> BalloonInfo {
         let report = *self.board.lock().unwrap_or_else(PoisonError::into_inner);
         let view = report.view;

@@ -116,7 +116,7 @@ pub fn catalogue_table() -> String {
     text
 }
 
-/// One scrape's worth.
+/// What one scrape shows: the VMs, the host and this process.
 #[derive(Debug)]
 struct Snapshot {
     vms: Vec<VmInfo>,
@@ -273,7 +273,7 @@ fn states(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
     })
 }
 
-/// As [`states`].
+/// The VM's status with the policy, as a metric for each status: see [`states`].
 fn statuses(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
     STATUSES.into_iter().map(|status| {
         let mut labels = of_vm(vm);

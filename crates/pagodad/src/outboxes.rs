@@ -86,14 +86,14 @@ pub struct Before {
     auto: Option<Auto>,
 }
 
-/// See the module.
+/// The outbox of one VM, as this daemon knows it.
 #[derive(Debug)]
 pub struct Outbox {
     id: OutboxId,
-    /// Its VM's name.
+    /// The name of the VM whose outbox this is.
     pub vm: String,
     pub vm_token: Token,
-    /// By which its process proves that it is the one.
+    /// The secret by which the outbox's process proves that it is the one.
     pub token: Token,
     dir: PathBuf,
     /// Locked for a whole change: one at a time, and no answer is taken in meanwhile.
@@ -102,7 +102,7 @@ pub struct Outbox {
     state: Mutex<State>,
 }
 
-/// All of them.
+/// All outboxes of this host, by number.
 #[derive(Debug)]
 pub struct Outboxes {
     dir: PathBuf,

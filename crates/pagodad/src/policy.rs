@@ -76,7 +76,7 @@ impl Governor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The policy's clock.
+    /// The policy's clock: milliseconds since the daemon made it.
     pub fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }

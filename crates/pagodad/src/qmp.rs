@@ -10,7 +10,6 @@ mod events;
 pub mod poll;
 pub mod processors;
 mod session;
-// Snapshots will use it.
 #[allow(dead_code, unused_imports)]
 pub mod state;
 #[cfg(test)]
@@ -47,7 +46,7 @@ struct State {
     events: Events,
 }
 
-/// See the module.
+/// The monitor of one VM's QEMU.
 #[derive(Debug)]
 pub struct Monitor {
     path: PathBuf,

@@ -158,7 +158,7 @@ pub fn note_end(dirs: &Dirs, record: &Record) -> Result<()> {
     pending_release::note(dirs, record)
 }
 
-/// See [`note_end`].
+/// Gives back what [`note_end`] has noted, on a thread of its own.
 pub fn give_back_noted(dirs: &Dirs, record: &Record) {
     if record.remote.is_some() {
         pending_release::give_back_later(dirs, record);

@@ -37,7 +37,7 @@ const PAUSE_LATER: Duration = Duration::from_secs(30);
 enum Gate {
     /// QEMU does not know the name.
     Shut,
-    /// QEMU knows it.
+    /// QEMU knows the name: it could leave RAM out of a migration.
     Open,
     /// QEMU did not look at it.
     Unknown,

@@ -10,7 +10,7 @@ use serde::Deserialize;
 const USERS: &str = "/etc/passwd";
 const PROGRAM_DEFAULT: &str = "/usr/bin/qemu-system-x86_64";
 
-/// Its keys.
+/// The keys of the section, as they are in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct MovesFile {

@@ -10,7 +10,7 @@ use pagoda_core::policy::settings::{SAMPLE_PAGES_MAX, SAMPLE_PERIOD_S_MAX, SAMPL
 use pagoda_core::units::Bytes;
 use serde::{Deserialize, Deserializer};
 
-/// Its keys.
+/// The keys of the section, as they are in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyFile {

@@ -19,7 +19,7 @@ const CHAIN_DEFAULT: usize = SNAPSHOTS_PER_VM_MAX;
 /// Less holds no VM's memory.
 const MAX_BYTES_MIN: Bytes = Bytes::from_mib(64);
 
-/// Its keys.
+/// The keys of the section, as they are in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct SnapshotsFile {

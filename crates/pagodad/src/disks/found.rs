@@ -100,7 +100,7 @@ fn find_one(device: &Value, record: &Record, launch: &Launch) -> Result<Found> {
 
 /// What is in a device, as QEMU says it.
 pub struct Inserted<'a> {
-    /// Of the device.
+    /// QEMU's name of the device, or words that stand for it.
     pub name: String,
     said: &'a Value,
 }

@@ -42,11 +42,11 @@ impl Format {
     }
 }
 
-/// See the module.
+/// What is to be known of an image to make it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewImage {
-    /// An absolute path.
+    /// Where the image is made: an absolute path.
     pub file: String,
     pub format: Format,
     /// What the guest takes for the size of the disk.

@@ -7,14 +7,14 @@ use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags};
 
 use crate::record::FileId;
 
-/// See the module.
+/// What is to be known of a file, as the kernel says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     pub id: FileId,
     pub is_file: bool,
-    /// Its length.
+    /// The length of its content in bytes.
     pub bytes: u64,
-    /// What it takes on its disk.
+    /// The bytes that it takes on its disk.
     pub allocated_bytes: u64,
     /// The time of its last change, in nanoseconds since 1970.
     pub mtime_ns: i64,

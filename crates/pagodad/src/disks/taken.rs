@@ -19,7 +19,7 @@ use super::user::User;
 use crate::qmp::{Monitor, Refused};
 use crate::record::{Below, FileId, MovedDisk, TopFile};
 
-/// See the module.
+/// The layers and overlays of one snapshot.
 #[derive(Debug)]
 pub struct Taking {
     user: User,

@@ -9,7 +9,7 @@ use pagoda_image::{ImageError, ImageId, Listed, Manifest, Stage, Store};
 
 use crate::disks;
 
-/// See the module.
+/// What the files of images do not say yet, and which images are lost by their disk.
 #[derive(Debug, Default)]
 pub struct Finishing {
     /// The images that VMs hold pages for, by all records of an earlier daemon.

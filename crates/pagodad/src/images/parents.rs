@@ -15,7 +15,7 @@ struct State {
     removed: BTreeSet<ImageId>,
 }
 
-/// See the module.
+/// Which images are needed as parents, and which are being removed.
 #[derive(Debug, Default)]
 pub struct Parents(Mutex<State>);
 

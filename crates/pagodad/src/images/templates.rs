@@ -21,7 +21,7 @@ pub const KEEP: Duration = Duration::from_secs(600);
 /// After one was given up, the next one is not begun before that: a hundred clones would all try.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// The templates of all images, and those that an earlier daemon made.
 #[derive(Debug, Default)]
 pub struct Templates(Mutex<Known>);
 

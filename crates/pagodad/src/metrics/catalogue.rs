@@ -8,7 +8,7 @@ use pagoda_core::stats::{MetricDef, MetricKind};
 
 use super::value::{ProcessInfo, Value};
 
-/// Head of `docs/metrics.md`.
+/// The head of `docs/metrics.md`, above the table of metrics.
 pub(super) const INTRODUCTION: &str = "\
 # Metrics
 

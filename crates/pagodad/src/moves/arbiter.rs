@@ -33,7 +33,7 @@ pub struct Standing {
     pub trouble: Option<String>,
 }
 
-/// See the module.
+/// How the arbiter stands, and the queue to its thread.
 #[derive(Debug, Default)]
 pub struct Arbiter {
     standing: Mutex<Standing>,

@@ -246,7 +246,7 @@ fn of_arrived(registry: &Registry, ended: &Arrived) -> MoveStatus {
     MoveStatus { sent_bytes: ended.came.0, elapsed_ms: millis(ended.elapsed), ..over }
 }
 
-/// Nothing was sent.
+/// Whether nothing of the VM was sent yet: no page, and nothing of a disk.
 fn is_untouched(progress: &Progress) -> bool {
     progress.sent.0 == 0 && progress.round == 0 && !progress.has_begun
 }

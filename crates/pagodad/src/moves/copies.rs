@@ -134,7 +134,7 @@ impl Copies {
         let _busy = busy.lock().unwrap_or_else(PoisonError::into_inner);
         let removed = self.read(vm).and_then(|made| match made {
             Some(made) if made.attempt == attempt.0 => self.remove_made(notes, vm, &made),
-            // Another attempt's.
+            // There are none, or they are another attempt's.
             _ => Ok(()),
         });
         if let Err(error) = removed {
@@ -218,7 +218,7 @@ impl Copies {
         read().with_context(|| format!("read {}", path.display()))
     }
 
-    /// Durably.
+    /// Writes the note, or removes it: the change is on the disk then.
     fn write(&self, vm: &str, made: Option<&Made>) -> Result<()> {
         let path = self.path(vm)?;
         let write = || -> Result<()> {

@@ -46,7 +46,7 @@ use crate::registry::Registry;
 const STORE_MAX: Duration = Duration::from_secs(10);
 /// Before a connection is given up by which pages cannot be taken in.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Between two looks.
+/// The pause between two looks whether the VM of an attempt is made.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Reads a control stream of another host until it ends. `vm`: whose it is, as the stream says.
@@ -85,7 +85,7 @@ fn host_key(key: &PublicKey) -> HostKey {
     HostKey(key.0)
 }
 
-/// A control stream.
+/// A control stream of another host, and the VM that it is about.
 struct Link<'a> {
     registry: &'a Arc<Registry>,
     peer: PublicKey,

@@ -72,7 +72,7 @@ impl Outgoing {
         self.lock().remove(vm);
     }
 
-    /// It is over.
+    /// Takes a move out, and keeps for a while how it has ended.
     pub fn end(&self, ended: Ended) {
         self.leave(&ended.progress.vm);
         let mut all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);

@@ -124,7 +124,7 @@ pub struct Progress {
     pub arbiter: Option<MoveArbiter>,
 }
 
-/// See the module.
+/// The attempts that are under way, and those that have ended of late.
 #[derive(Debug, Default)]
 pub struct Sessions {
     by_attempt: Mutex<BTreeMap<AttemptId, Session>>,
@@ -171,7 +171,7 @@ impl Sessions {
         }
     }
 
-    /// It is over.
+    /// Forgets an attempt that is over.
     pub fn leave(&self, attempt: AttemptId) {
         self.lock().remove(&attempt);
     }

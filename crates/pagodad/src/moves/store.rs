@@ -19,7 +19,7 @@ use pagoda_move::wire::{Codec, Data, RunKind};
 use pagoda_pager::arriving::Arriving;
 use pagoda_pager::tier::source::Arrivals;
 
-/// See the module.
+/// Where the pages of one attempt go, and whether they still count.
 #[derive(Debug)]
 pub struct Store {
     /// Until the VM runs here.

@@ -19,7 +19,7 @@ struct Said {
     at: Instant,
 }
 
-/// See the module.
+/// The names of such VMs, each with the host that has spoken of it last.
 #[derive(Debug, Default)]
 pub struct Unclear(Mutex<BTreeMap<String, Said>>);
 

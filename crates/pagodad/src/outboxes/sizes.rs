@@ -28,7 +28,7 @@ pub fn run(registry: &Arc<Registry>) {
     }
 }
 
-/// Makes one round.
+/// Makes one round: plans the sizes, and changes those that are to change.
 fn make(registry: &Registry) {
     let outboxes = &registry.outboxes;
     let seen: Vec<Seen> = outboxes.all().iter().map(|outbox| outbox.seen()).collect();

@@ -20,7 +20,7 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// There is none.
+    /// What stands for a file that is not there.
     pub const NONE: FileId = FileId { dev: 0, ino: 0, born_ns: None };
 
     /// As it was noted.

@@ -17,7 +17,7 @@ const TOPS_MAX: usize = 64;
 /// All of these of one VM, as JSON in its record, in bytes.
 pub const MOVED_BYTES_MAX: usize = 64 << 10;
 
-/// See the module.
+/// One such disk, and the files that have its content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MovedDisk {
     /// The disk, as an absolute path.
@@ -31,7 +31,7 @@ pub struct MovedDisk {
     pub boot_id: Option<String>,
 }
 
-/// An overlay.
+/// An overlay that QEMU was given on top of the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopFile {
     /// Its name in the directory.

@@ -21,7 +21,7 @@ const PART: &str = "part";
 /// Writes a file whole or not at all.
 type WriteFile = Box<dyn Fn(&Path, &[u8]) -> std::io::Result<()> + Send + Sync>;
 
-/// See the module.
+/// The directory that has the records of all VMs.
 pub struct RecordStore {
     dir: PathBuf,
     write_file: WriteFile,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pagoda_api::types::{ApiError, ErrorCode};
 
-/// See the module.
+/// Whether this host is drained, which the daemon alone remembers.
 #[derive(Debug, Default)]
 pub struct Draining(AtomicBool);
 

@@ -37,7 +37,7 @@ const PAUSE_LATER: Duration = Duration::from_secs(30);
 pub enum ImageThen {
     /// It has begun: the VM holds pages for it until it is filled.
     Kept,
-    /// There is none.
+    /// No image has come of it.
     Gone,
 }
 

@@ -71,7 +71,7 @@ impl Registry {
         self.outboxes.of_vm(vm_token).map(|outbox| self.outboxes.info(&outbox, true))
     }
 
-    /// `GET /v1/outboxes`.
+    /// The answer to `GET /v1/outboxes`: all outboxes, in the order of names.
     pub fn list_outboxes(&self) -> OutboxList {
         let mut outboxes: Vec<OutboxInfo> =
             self.outboxes.all().iter().map(|outbox| self.outboxes.info(outbox, self.has_vm(outbox.vm_token))).collect();

@@ -77,7 +77,7 @@ pub enum Served {
 /// Who may have owned a space before this host takes it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
-    /// Whoever it was.
+    /// Any host may have owned it: it is taken over all the same.
     Anybody,
     /// Nobody since this generation, or this host alone.
     Since(Generation),

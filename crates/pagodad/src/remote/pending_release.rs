@@ -79,7 +79,7 @@ pub(super) fn is_noted(dirs: &Dirs, remote: &Remote) -> bool {
     path(dirs, remote).exists() || returning(|spaces| spaces.contains(&remote.space))
 }
 
-/// All pending releases.
+/// The records of all pending releases that can be read.
 pub(super) fn all(dirs: &Dirs) -> Vec<Record> {
     let Ok(entries) = std::fs::read_dir(&dirs.pending) else { return Vec::new() };
     let paths = entries.flatten().map(|entry| entry.path());

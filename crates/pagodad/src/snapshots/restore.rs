@@ -25,7 +25,7 @@ use crate::registry::operation::{ImageThen, Ready};
 
 /// How long QEMU may take to end when it is told to, and its files to be removed.
 const END_MAX: Duration = Duration::from_secs(50);
-/// Between two looks.
+/// The pause between two looks whether QEMU has ended.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Makes a VM that begins with what a snapshot has.
@@ -114,7 +114,7 @@ impl Layered<'_> {
         made.map_err(|error| self.refused(&error))
     }
 
-    /// With `--force`.
+    /// With `--force`, gives what the disks have now a second name.
     fn keep_aside(&self) -> Result<(), ApiError> {
         if !self.request.force {
             return Ok(());

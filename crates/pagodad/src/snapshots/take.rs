@@ -315,7 +315,7 @@ impl<'a> Taking<'a> {
         self.registry.find_by_id(self.id, |vm| vm.stalled.is_some()).unwrap_or(false)
     }
 
-    /// Step 4.
+    /// Step 4: has QEMU save the state of its devices.
     fn save(&self) -> Result<Saved<'_>, ApiError> {
         let Some(gate) = self.registry.gate_of(self.id) else {
             return Err(self.give_up("the VM has ended"));

@@ -39,9 +39,9 @@ pub fn start(registry: &Arc<Registry>) -> std::io::Result<()> {
 
 struct Worker {
     registry: Arc<Registry>,
-    /// Once the pool's configuration could be read.
+    /// `None` until the pool's configuration could be read.
     registers: Option<Registers>,
-    /// Which they are.
+    /// Which registers these are, by the last look. `None`: it has not told.
     number: Option<RegisterId>,
     removals: Vec<(RegisterId, AttemptId)>,
 }

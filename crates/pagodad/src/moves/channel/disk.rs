@@ -86,7 +86,7 @@ pub fn carry(link: Link, qemu: &UnixStream) -> Result<(), LinkError> {
     Ok(())
 }
 
-/// To QEMU. What has ended is heard of at the other end of each.
+/// Gives QEMU what the stream brings. What has ended is heard of at the other end of each.
 fn bring(mut receiver: Receiver, mut qemu: &UnixStream) {
     let mut bring = || -> Result<(), LinkError> {
         loop {
@@ -100,7 +100,7 @@ fn bring(mut receiver: Receiver, mut qemu: &UnixStream) {
     let _ = qemu.shutdown(Shutdown::Both);
 }
 
-/// From QEMU.
+/// Gives the stream what QEMU says, until one of the two ends.
 fn send(mut sender: Sender, mut qemu: &UnixStream) {
     let mut piece = vec![0; RECORD_MAX];
     loop {

@@ -161,7 +161,7 @@ fn what_a_daemon_that_died_has_made_is_known() {
     std::fs::hard_link(bench.dir.join("disks/a"), bench.dir.join("disks").join(first(&bench))).unwrap();
     bench.remove();
     assert_eq!(bench.files(), [""; 0]);
-    // Nothing is made.
+    // The directory of the disks is gone: there is nothing to remove.
     let bench = Bench::new("nothing");
     bench.make(&["a"]).unwrap();
     std::fs::remove_dir_all(bench.dir.join("disks")).unwrap();

@@ -25,7 +25,7 @@ pub fn export_name(disk: usize) -> String {
     format!("pagoda-disk-{disk}")
 }
 
-/// See the module.
+/// The disks that QEMU takes in, and their streams.
 #[derive(Debug)]
 pub struct Exports {
     /// The socket, which has lost its name.

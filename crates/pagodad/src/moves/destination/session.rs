@@ -32,7 +32,7 @@ const CALL_AFTER: Duration = Duration::from_secs(5);
 /// How long a stream is kept for the last word.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// One attempt of another host to move a VM here.
 pub struct Session {
     registry: Arc<Registry>,
     vm: String,

@@ -19,7 +19,7 @@ use pagoda_pager::tier::source::Arrivals;
 
 use crate::moves::sessions::LinkNo;
 
-/// See the module.
+/// What a VM lacks that runs here, and what its source was told of that.
 #[derive(Debug)]
 pub struct Tail {
     attempt: AttemptId,

@@ -72,7 +72,7 @@ pub struct Begun {
     pub inputs: Receiver<Input>,
 }
 
-/// See the module.
+/// One move of a VM from this host, as its thread has it.
 pub struct Driver {
     registry: Arc<Registry>,
     begun: Begun,

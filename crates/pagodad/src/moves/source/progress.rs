@@ -32,7 +32,7 @@ pub struct Progress {
     pub saved: Bytes,
     /// To be sent, as far as is known now.
     pub left: Bytes,
-    /// The VM's memory.
+    /// The size of the VM's memory.
     pub total: Bytes,
     pub round: u32,
     pub rate: Option<Rate>,

@@ -25,7 +25,7 @@ pub enum Part {
     There(PageRun),
 }
 
-/// See the module.
+/// The order of the chunks, which of them are cold, and what the tier has of these.
 #[derive(Clone, Debug)]
 pub struct Split {
     /// In which order chunks are copied, each once.

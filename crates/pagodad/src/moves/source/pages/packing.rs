@@ -97,7 +97,7 @@ enum Way {
     Trial(Cost),
 }
 
-/// See the module.
+/// What one stream has measured, and what it does by that.
 #[derive(Clone, Debug)]
 pub struct Packing {
     way: Way,
