@@ -66,7 +66,7 @@ pub struct Facts {
     pub host_swap: Option<bool>,
     pub max_map_count: Option<u64>,
     pub io_uring_disabled: Option<u64>,
-    /// `None`: no limit.
+    /// How much memory a process may lock, in bytes; `None`: no limit.
     pub memlock_bytes: Option<u64>,
     pub kvm: Device,
     pub qemu: Result<Program, String>,

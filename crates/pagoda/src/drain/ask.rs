@@ -12,7 +12,7 @@ use crate::output::Progress;
 /// What was said of a VM.
 struct Asked {
     vm: String,
-    /// By host.
+    /// What each host said, in the order of the hosts.
     on: Vec<Result<MovePlan, String>>,
 }
 

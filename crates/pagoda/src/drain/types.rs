@@ -57,7 +57,7 @@ pub struct Ended {
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     Moved,
-    /// It runs here.
+    /// The VM runs on this host.
     Stayed,
     Crashed,
     /// Nobody knows here which host runs it.

@@ -38,7 +38,7 @@ struct Row {
     zone: u32,
     /// `up`, `silent` or `draining`.
     state: &'static str,
-    /// `memory` or `disk`.
+    /// Where it keeps pages: `memory` or `disk`; `None` if it is silent.
     medium: Option<&'static str>,
     pressure: Option<&'static str>,
     size_bytes: Option<u64>,

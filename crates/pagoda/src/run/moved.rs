@@ -31,7 +31,7 @@ struct StartArrived {
     /// As if it was of a snapshot.
     from: SnapshotLaunch,
     created: CreatedVm,
-    /// The daemon's.
+    /// The daemon's control socket.
     socket: PathBuf,
     /// Directories below which the VM's files are.
     paths: Vec<PathBuf>,

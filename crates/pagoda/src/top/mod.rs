@@ -33,7 +33,7 @@ pub trait Screen {
     /// Takes a new sample, and shows it with the rates since the last one. What cannot be had is waited for.
     fn refresh(&mut self);
     fn draw(&self, frame: &mut Frame<'_>);
-    /// Moves the selection.
+    /// Moves the selection by so many rows.
     fn select(&mut self, step: isize);
 }
 

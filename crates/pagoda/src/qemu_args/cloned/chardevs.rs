@@ -26,7 +26,7 @@ pub const SOCKET_SETTINGS: [&str; 10] =
 /// Settings of a VNC server.
 pub const VNC_SETTINGS: [&str; 5] = ["lossy", "lossy=on", "password", "password=on", "share=ignore"];
 
-/// `-chardev`.
+/// The `-chardev` of a clone, if it has to differ from its source's.
 pub fn changed(option: &Opt<'_>, target: Target<'_>) -> Result<Option<String>, ArgError> {
     let mut props = Props::parse(option.name, option.value, "backend")?;
     let more: &[&str] = match props.get("backend").as_deref() {
@@ -94,7 +94,7 @@ pub fn changed_short(option: &Opt<'_>, target: Target<'_>) -> Result<Option<Stri
     Err(unknown(&shown(option)))
 }
 
-/// `-vnc`.
+/// The `-vnc` of a clone, if it has to differ from its source's.
 pub fn changed_vnc(option: &Opt<'_>, target: Target<'_>) -> Result<Option<String>, ArgError> {
     if option.value == "none" {
         return Ok(None);

@@ -6,7 +6,7 @@ use super::super::words::Opt;
 /// What becomes of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Net {
-    /// There is none.
+    /// The clone may have no network card.
     None,
     /// The clone has a network namespace of its own, in which its addresses and its ports are nobody else's.
     Isolated,

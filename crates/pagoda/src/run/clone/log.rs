@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use pagoda_api::vm_file_name;
 use rustix::fs::OFlags;
 
-/// Where root's are.
+/// The directory of logs if root starts the clones.
 const DIR_OF_ROOT: &str = "/var/log/pagoda";
 /// Where those of others are, below their directory for state or their home.
 const DIR_OF_USER: &str = "pagoda";
@@ -85,7 +85,7 @@ impl Log {
         read().unwrap_or_default()
     }
 
-    /// Its clone runs.
+    /// The log stays, because its clone runs.
     pub fn keep(&mut self) {
         self.is_kept = true;
     }

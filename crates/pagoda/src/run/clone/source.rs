@@ -15,7 +15,7 @@ const PREFIX: &str = "clone-";
 /// Between two looks at how far one is.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// See the module.
+/// What the clones begin with, and whether it was made for them.
 #[derive(Debug)]
 pub struct Source {
     of: CloneSource,
