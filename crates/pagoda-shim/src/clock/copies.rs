@@ -14,7 +14,7 @@ use std::ffi::{c_int, c_uint};
 
 use libc::{major, minor};
 
-/// `TCP_ULP` of `linux/tcp.h`.
+/// The option of a TCP socket that names its upper layer protocol (`linux/tcp.h`).
 const TCP_ULP: c_int = 31;
 /// Longest name of an upper layer protocol (`TCP_ULP_NAME_MAX`).
 const ULP_NAME_MAX: usize = 16;
@@ -47,7 +47,7 @@ fn is_on_tmpfs(fd: c_int) -> bool {
     known && found.f_type == libc::TMPFS_MAGIC
 }
 
-/// Character devices (Documentation/admin-guide/devices.txt).
+/// Whether transfers of this character device copy (Documentation/admin-guide/devices.txt).
 fn is_copying_device(major: c_uint, minor: c_uint) -> bool {
     match (major, minor) {
         // drivers/char/mem.c and random.c: null, zero, full, random, urandom, kmsg.

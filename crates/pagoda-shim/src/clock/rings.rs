@@ -22,9 +22,9 @@ const GONE: usize = 1;
 pub enum Reader {
     /// Not read: no queue, or no longer.
     None,
-    /// A libaio context.
+    /// By the event ring of a libaio context.
     Libaio(libaio::Reader),
-    /// A liburing ring.
+    /// By the completion queue of a liburing ring.
     Uring(uring::Reader),
 }
 
