@@ -35,7 +35,7 @@ const ARRIVE_WAIT: Duration = Duration::from_secs(30);
 pub enum Command {
     /// The most pages that the VM may have in DRAM from now on.
     SetLimit(PageCount),
-    /// What page-out leaves in DRAM.
+    /// The fewest pages that page-out leaves in DRAM.
     SetMin(PageCount),
     /// The cause of a stall is gone.
     Continue,
@@ -180,7 +180,7 @@ pub enum GateError {
     /// The agent hung up instead of an answer: [`GateAnswer::Lost`].
     #[error("the shim in the VM's process is of an older version, which cannot open its gate, or it has just ended")]
     Refused,
-    /// No answer in time.
+    /// No answer came in time.
     #[error("the VM's engine or its agent did not answer within {} s", GATE_WAIT.as_secs())]
     Silent,
     /// There is no engine any more.

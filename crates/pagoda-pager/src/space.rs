@@ -1,4 +1,4 @@
-//! Where a page is: in the VMM's address space, in a RAM file, in swap.
+//! Where a page is: in the VMM's address space, and in a RAM file.
 //!
 //! A VM's space is its regions, one after the other. Regions are multiples of 2 MiB, so no chunk lies in two.
 

@@ -126,7 +126,7 @@ pub struct Begun {
     pub overwritten: PageSet,
     /// Of a write: the pages that the tier does not take. The next tier is asked.
     pub declined: PageSet,
-    /// What went wrong at once.
+    /// What went wrong at once, if anything did.
     pub error: Option<IoError>,
 }
 
@@ -171,7 +171,7 @@ impl Step {
         Step { runs: if has_time { PACED_RUNS } else { STEP_RUNS }, pages: CHUNK_PAGES as u16 }
     }
 
-    /// The first of these pages.
+    /// As many of these pages as the step takes, from the first on.
     pub fn of(self, pages: PageSet) -> PageSet {
         let runs = pages.runs().take(self.runs).map(|run| PageSet::range(run.start, run.len));
         let step = runs.fold(PageSet::EMPTY, |step, run| step | run);
@@ -182,7 +182,7 @@ impl Step {
 /// Whether a tier takes pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
-    /// So many at once.
+    /// It takes so many at once.
     Now(Step),
     /// Later: as much as it can bear is under way.
     Later,

@@ -71,12 +71,12 @@ pub enum ArriveError {
     Finished,
 }
 
-/// Of a RAM file.
+/// The failure of a call on a RAM file.
 pub fn of_ram(region: usize, what: &'static str, source: Errno) -> ArriveError {
     ArriveError::Io { what, file: format!("RAM file {region}"), source }
 }
 
-/// Of the swap file.
+/// The failure of a call on the swap file: a full disk has an error of its own.
 pub fn of_swap(swap: &SwapFile, what: &'static str, source: Errno) -> ArriveError {
     let path = swap.path();
     match source {

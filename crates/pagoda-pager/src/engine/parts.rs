@@ -20,7 +20,7 @@ use crate::tier::Stack;
 /// Everything of a VM that an engine needs, as the attach gave it.
 #[derive(Debug)]
 pub struct Parts {
-    /// For messages and thread names.
+    /// The VM's name, for messages and names of threads.
     pub name: String,
     /// The VM's RAM files and its userfaultfds.
     pub space: Space,
@@ -38,19 +38,19 @@ pub struct Parts {
     pub pidfd: OwnedFd,
     /// The most pages that the VM may have in DRAM to begin with.
     pub limit: PageCount,
-    /// What page-out leaves in DRAM.
+    /// The fewest pages that page-out leaves in DRAM.
     pub min: PageCount,
-    /// Large folios are to be had.
+    /// The kernel gives large folios for whole chunks.
     pub direct: bool,
     /// Pages can be mapped write-protected.
     pub protect: bool,
     /// How much comes in for a fault.
     pub page_in: PageInPolicy,
-    /// Which chunk leaves next.
+    /// Which chunk leaves DRAM next.
     pub replacement: Replacement,
     /// How long the end of a page-in is polled for before the engine sleeps.
     pub busy_poll: Duration,
-    /// Why it is never evicted.
+    /// Why the VM is never evicted, if it is not.
     pub pinned: Option<String>,
     /// Where its pages are when the engine starts.
     pub origin: Origin,

@@ -71,7 +71,7 @@ pub struct Sampler {
     zap_us: u64,
     /// The curve, and when it was taken.
     curve: Option<(Arc<Curve>, Instant)>,
-    /// While miss-ratio curves are watched.
+    /// `None` unless miss-ratio curves are watched.
     ages: Option<Ages>,
     near_limit: NearLimit,
 }

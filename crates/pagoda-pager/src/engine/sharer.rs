@@ -52,7 +52,7 @@ pub struct Sharer {
 struct Looking {
     op: OpId,
     chunk: ChunkIdx,
-    /// Not looked at yet.
+    /// Pages that were not looked at yet.
     rest: PageSet,
     /// Pages that have been looked at.
     seen: PageSet,

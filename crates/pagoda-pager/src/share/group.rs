@@ -185,7 +185,7 @@ impl Group {
         !self.is_settled() && inner.expected.is_empty() && self.frames.get().is_some()
     }
 
-    /// Equal pages are looked for.
+    /// Whether equal pages are looked for, because all references are known.
     pub fn is_settled(&self) -> bool {
         self.settled.load(Ordering::SeqCst)
     }

@@ -272,7 +272,7 @@ impl RemoteTier {
             let (now, number, token) = (self.udp.now(), PageNo(page.0), self.tokens + 1);
             let put = |room: &mut Page| room.copy_from_slice(content);
             if self.udp.client.write_with(now, self.space, number, Class::Eviction, token, put).is_err() {
-                // Its patience ends it.
+                // It waits on, until its patience is over.
                 self.is_refused = true;
                 return;
             }

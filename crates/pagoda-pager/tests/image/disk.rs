@@ -62,7 +62,7 @@ impl TestDisk {
         self.1.1.notify_all();
     }
 
-    /// All goes well again.
+    /// Takes the hook away, so that every call goes well again.
     pub fn heal(&self) {
         self.0.lock().unwrap().hook = None;
     }

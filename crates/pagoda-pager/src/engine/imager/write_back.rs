@@ -53,7 +53,7 @@ impl WriteBack {
         Some(WriteBack { shared })
     }
 
-    /// Tells it to end.
+    /// Tells the thread to end.
     pub fn end(&self) {
         self.shared.is_over.store(true, Ordering::Release);
     }

@@ -36,7 +36,7 @@ pub enum Asked {
     },
     /// Of pages of an unarmed VM.
     Peek {
-        /// What it belongs to.
+        /// The round of samples that the zap belongs to.
         round: u32,
         /// Which of the period's pages.
         pages: std::ops::Range<usize>,
@@ -113,7 +113,7 @@ impl Agent {
         self.send(ring, &Packet::Folios { large });
     }
 
-    /// While a balloon is inflated.
+    /// Whether faults may fill holes with small folios only, as while a balloon is inflated.
     pub fn wants_small_folios(&self) -> bool {
         self.large_folios == Some(false)
     }
@@ -170,7 +170,7 @@ impl Agent {
         self.send(ring, &Packet::Gate { seq, open });
     }
 
-    /// The agent has done so.
+    /// The agent has opened the gate, or shut it.
     pub fn complete_gate(&mut self, seq: u64, open: bool) {
         self.gate.complete(seq, open);
     }

@@ -22,7 +22,7 @@ struct Call {
     connection: Connection,
     /// What was read last is not answered yet.
     is_under_way: bool,
-    /// The discard that it is.
+    /// The token of the discard that is under way, if one is.
     discard: Option<u64>,
     /// It was answered since the connection was read last.
     was_answered: bool,

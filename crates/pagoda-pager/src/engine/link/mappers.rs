@@ -1,4 +1,4 @@
-//! The connections to mappers, and zaps that have come to their second half.
+//! The connections to mappers, and zaps that the VMM has done and mappers have still to do.
 //!
 //! A zap is done in the VMM first, then in every mapper that may have entries; it is answered when all have. A mapper that is not
 //! connected is waited for: it may have entries that nobody can remove. One that has ended has none.

@@ -239,7 +239,7 @@ impl Paging {
                 self.push_first(Event::OwnDone { op: moving.op, kept: Some(moving.kept) });
                 Ok(true)
             }
-            // Its pidfd says when.
+            // The VMM is gone, and its pidfd tells that.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
             Err(error) => {
                 Err(format!("a part of its memory was to be moved, and is not where it should be: {error}").into())

@@ -69,7 +69,7 @@ pub struct Done {
     pub content: DirectBuffer,
     /// Those that could not be read.
     pub failed: PageSet,
-    /// Why not, of the first.
+    /// Why the first of these could not be read.
     pub failure: Option<Failure>,
 }
 
@@ -249,7 +249,7 @@ impl Queue {
         retires
     }
 
-    /// Threads that there are.
+    /// How many threads there are.
     pub fn workers(&self) -> usize {
         self.workers.iter().flatten().count()
     }

@@ -51,7 +51,7 @@ impl Recorder {
         self.seen[chunk.as_usize()] |= new;
     }
 
-    /// Nothing more is noted.
+    /// Whether nothing more is noted.
     pub fn is_full(&self) -> bool {
         self.is_full
     }

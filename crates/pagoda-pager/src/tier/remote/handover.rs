@@ -42,7 +42,7 @@ struct State {
     is_still: bool,
     /// Another host has been told what is there.
     is_named: bool,
-    /// Opened anew, as the owner.
+    /// The space that was opened anew, as the owner, and that the tier has not taken yet.
     opened: Option<Opened>,
     /// Pages that the tier is to have, by chunk.
     pages: Option<Vec<(ChunkIdx, PageSet)>>,
@@ -50,7 +50,7 @@ struct State {
     losses: u64,
 }
 
-/// What the tier follows.
+/// How the tier has to stand from now on.
 #[derive(Debug)]
 pub(super) struct Followed {
     pub standing: Standing,

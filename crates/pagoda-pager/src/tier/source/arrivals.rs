@@ -166,7 +166,7 @@ impl Arrivals {
         self.state().missing()
     }
 
-    /// How much that is.
+    /// How many pages have still to come.
     pub fn missing_count(&self) -> PageCount {
         PageCount(self.state().count())
     }

@@ -29,13 +29,13 @@ pub struct ArrivalFiles {
     pub held: PathBuf,
 }
 
-/// Why they cannot be used.
+/// Why the files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ArrivalsError {
-    /// The file of content.
+    /// The file of content cannot be used.
     #[error(transparent)]
     Content(#[from] SwapError),
-    /// One of the two maps.
+    /// One of the two maps cannot be made or read.
     #[error("{}: {source}", path.display())]
     Map { path: PathBuf, source: io::Error },
     /// What an earlier daemon has left of pages that had not come.
