@@ -68,7 +68,7 @@ pub fn lend() {
     }
 }
 
-/// The daemon knows mappers.
+/// The daemon knows mappers, so RAM may be lent to them.
 pub fn allow_lending() {
     LENDING.store(true, Ordering::Relaxed);
 }

@@ -5,10 +5,10 @@
 //! best known reason: a FUSE file opened with FOPEN_DIRECT_IO, 9p and CIFS with `cache=none`, NFS with direct I/O by mount,
 //! a socket with kernel TLS and an AF_ALG socket pin, too, and no flag of the file tells.
 //!
-//! The list is there for calls that may wait for long, such as a read from a socket: on the clock, they would hold
-//! page-out back for as long as nothing arrives. Regular files and block devices are always on the clock in a VMM: a slot costs less
-//! than the system call that would look for an exception. A mapper's transfers wait for page-ins themselves, and there are many: those
-//! with files in memory are off it.
+//! The list is there for calls that may wait for long, such as a read from a socket: on the clock, they would hold page-out back
+//! for as long as nothing arrives. Of regular files those in memory (tmpfs) are known to copy. A VMM's transfers with an offset are
+//! on the clock without a look at the file: a slot costs less than the system calls that would look. A mapper's transfers wait for
+//! page-ins themselves, and there are many: vectors of files in memory are off the clock there, also with an offset.
 
 use std::ffi::{c_int, c_uint};
 

@@ -26,7 +26,7 @@ pub enum Effect {
     Keeps(ForeignReason),
     /// vhost-net transmits for its guest; zero-copy is an option of the module.
     VhostNet,
-    /// Not on the list.
+    /// The request is not on the list.
     Unknown,
 }
 

@@ -1,7 +1,7 @@
 //! read(2), write(2) and their relatives, sockets' and stdio's: what names guest RAM goes on the clock.
 //!
 //! Those with an offset work on files that can be sought: never on a pipe, a socket or a terminal, so they end by themselves
-//! and are on the clock without a look at the file.
+//! and are on the clock without a look at the file. Vectors are the exception in a mapper, and where the offset is the file's own.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -40,7 +40,7 @@ one_buffer! {
 macro_rules! one_buffer_at {
     ($($($name:ident)|+ => $real:ident($buf:ty $(, $more:ident: $type:ty)*);)*) => {
         hook! {$(
-            /// One buffer and an offset.
+            /// Moves one buffer at an offset, on the clock if that is RAM.
             fn $($name)|+ (fd: c_int, buf: $buf, len: size_t $(, $more: $type)*) -> ssize_t {
                 // SAFETY: the caller's call, passed on unchanged.
                 timed(ram::overlaps(buf as usize, len), || unsafe { real::$real(fd, buf, len $(, $more)*) })
@@ -80,7 +80,7 @@ many_buffers! {
 macro_rules! many_buffers_at {
     ($($($name:ident)|+ => $real:ident(offset $(, $more:ident: $type:ty)*);)*) => {
         hook! {$(
-            /// Several buffers and an offset.
+            /// Moves several buffers at an offset, on the clock if one is RAM.
             fn $($name)|+ (fd: c_int, iov: *const iovec, count: c_int, offset: off_t $(, $more: $type)*) -> ssize_t {
                 // SAFETY: `iov` has `count` elements, as the real function demands; a negative count becomes one that
                 // is too large to be looked at.
