@@ -541,7 +541,7 @@ impl Images {
         Ok(listed.manifest.as_ref().is_none_or(|manifest| manifest.check_usable(boot_id).is_ok()))
     }
 
-    /// As they were counted last.
+    /// The snapshots, as they were counted last.
     pub fn counted(&self) -> Option<HostSnapshots> {
         lock(&self.counted).clone()
     }

@@ -125,7 +125,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    /// Of VMs with an outbox.
+    /// Encodes the metrics of outboxes, for VMs that have one.
     fn encode_outboxes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         for Row { def, value } in OUTBOX {
             let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.outbox.as_ref()?))));
@@ -282,7 +282,7 @@ fn statuses(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
     })
 }
 
-/// As [`states`], of the host.
+/// The host's state with the policy, as a metric for each state: see [`states`].
 fn host_states(host: &HostInfo) -> impl Iterator<Item = (Labels, Value)> {
     STATES.into_iter().map(|state| {
         (vec![("state", state.name().to_owned())], Value::Count(u64::from(state.name() == host.policy.state)))

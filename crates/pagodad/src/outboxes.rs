@@ -49,7 +49,7 @@ const START_MAX: Duration = Duration::from_secs(20);
 enum Process {
     /// It has not come yet. What it will listen on.
     Expected(Option<Listener>),
-    /// Its id and start time.
+    /// It runs; its process id and its start time.
     Runs(u32, u64),
     Ended,
 }
@@ -67,7 +67,7 @@ struct State {
     problem: Option<String>,
     /// What its size follows; `None`: it is set by hand.
     auto: Option<Auto>,
-    /// Its VM has ended.
+    /// Its VM has ended, and it serves on.
     lingers: bool,
     hearing: Hearing,
 }
@@ -274,7 +274,7 @@ impl Outbox {
     }
 }
 
-/// Alone with an outbox.
+/// An outbox that nobody else changes meanwhile, because its line is locked.
 #[derive(Debug)]
 pub struct Changing<'a> {
     outbox: &'a Outbox,

@@ -111,7 +111,7 @@ pub struct SharingFiles {
 /// A space of a pool of servers that lend memory.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remote {
-    /// Its number in the pool.
+    /// The number of the space in the pool.
     #[serde(with = "space")]
     pub space: u64,
     /// Servers that have each page, as the user asked.

@@ -48,7 +48,7 @@ impl NewTier {
         pending_release::settle(dirs, &self.remote);
     }
 
-    /// There will be no VM.
+    /// Gives the space back, because there will be no VM.
     pub fn give_up(&self, dirs: &Dirs) {
         // Of one in the registry file nothing is stored yet.
         if self.remote.cluster.is_some() {

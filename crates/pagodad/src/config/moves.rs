@@ -1,4 +1,5 @@
-//! The section `[moves]` of the configuration file: which VMs of other hosts may come in, and whether etcd decides about moves. It has no options on the command line.
+//! The section `[moves]` of the configuration file: which VMs of other hosts may come in, and whether etcd decides about moves.
+//! It has no options on the command line.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

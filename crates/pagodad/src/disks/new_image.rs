@@ -14,9 +14,9 @@ use crate::record::FileId;
 
 /// Bytes that the guest may see of one disk: what a file system gives to a file, and more than anybody copies.
 const BYTES_MAX: u64 = 1 << 46;
-/// What QEMU counts disks in.
+/// Bytes of a sector, in which QEMU counts disks.
 const SECTOR: u64 = 512;
-/// What qcow2 can have.
+/// The sizes of clusters that qcow2 can have, in bytes.
 const CLUSTER_MIN: u64 = 512;
 const CLUSTER_MAX: u64 = 2 << 20;
 
@@ -29,7 +29,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// QEMU's driver of it.
+    /// QEMU's driver of the format.
     pub const fn driver(self) -> &'static str {
         match self {
             Format::Qcow2 => "qcow2",

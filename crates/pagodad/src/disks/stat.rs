@@ -40,7 +40,7 @@ impl Stat {
         statx(dir, Path::new(name), AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Of an open file.
+    /// What the kernel says of an open file.
     pub fn of_open(file: impl AsFd) -> rustix::io::Result<Stat> {
         statx(file, Path::new(""), AtFlags::EMPTY_PATH)
     }

@@ -33,7 +33,7 @@ struct Promise {
     name: SnapshotName,
     /// The most that it will take.
     needed: Bytes,
-    /// It exists, or did.
+    /// The image exists, or did.
     is_begun: bool,
 }
 

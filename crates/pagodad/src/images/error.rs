@@ -27,7 +27,7 @@ pub fn no_image(id: ImageId) -> ApiError {
     ApiError::new(ErrorCode::NoSuchSnapshot, format!("there is no image {id}"), SEE)
 }
 
-/// It is not removed.
+/// The answer to a removal of an image that is in use.
 pub fn in_use(listed: &Listed, why: &InUse) -> ApiError {
     let name = match &listed.manifest {
         Some(manifest) => SnapshotName::new(&*manifest.vm, &*manifest.name).to_string(),

@@ -36,7 +36,7 @@ pub struct Removing<'a> {
 }
 
 impl Parents {
-    /// Nothing: it is being removed.
+    /// `None`: the image is being removed.
     pub fn hold(&self, id: ImageId) -> Option<Held<'_>> {
         let mut state = self.lock();
         if state.removed.contains(&id) {

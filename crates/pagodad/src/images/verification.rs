@@ -97,7 +97,7 @@ impl Verification {
         Verification { memory, chunks: AtomicU64::new(0), state, ended: Condvar::new() }
     }
 
-    /// Somebody asks for it.
+    /// Notes that somebody asks for it.
     fn touch(&self) {
         self.lock().asked = Instant::now();
     }

@@ -29,7 +29,7 @@ pub struct Standing {
     pub is_configured: bool,
     /// Which registers are asked, as long as they answer.
     pub register: Option<RegisterId>,
-    /// Why they do not.
+    /// Why the registers do not answer.
     pub trouble: Option<String>,
 }
 

@@ -270,7 +270,7 @@ impl DataReceiver {
     }
 }
 
-/// Frames out of records.
+/// Takes frames out of the records of a stream.
 #[derive(Debug)]
 struct Frames {
     receiver: Receiver,

@@ -94,7 +94,7 @@ struct Link<'a> {
     sender: Arc<ControlSender>,
 }
 
-/// What was said on one.
+/// What was said on a control stream.
 #[derive(Default)]
 struct Talk {
     /// A source that has been welcomed and has reserved nothing yet, and the arbiter's registers that it asks as this host does.
@@ -285,7 +285,7 @@ impl Link<'_> {
         self.begin(talk, claim, begin, Some(wanted))
     }
 
-    /// On the VM's note.
+    /// Claims the VM's note, unless another move has it.
     fn claim(&self) -> Result<Claim> {
         self.registry.moves.claims.claim(self.vm).with_context(|| format!("another move of {} is under way", self.vm))
     }
@@ -351,7 +351,7 @@ impl Link<'_> {
 /// What the thread of an attempt begins with.
 pub struct Begun {
     pub owner: Destination,
-    /// What it wants first.
+    /// What the machine wants to be done first.
     pub actions: Vec<Action>,
     /// What is to be made; nothing if a daemon before this one made it, or if there is nothing to be made.
     pub wanted: Option<Wanted>,

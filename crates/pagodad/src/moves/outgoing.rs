@@ -27,7 +27,7 @@ pub enum Order {
     Untrusted,
 }
 
-/// One that is under way.
+/// A move that is under way.
 struct Move {
     progress: Arc<Mutex<Progress>>,
     attempt: AttemptId,

@@ -78,7 +78,7 @@ pub enum Input {
     Cut,
 }
 
-/// One that is under way.
+/// An attempt that is under way.
 #[derive(Clone, Debug)]
 pub struct Session {
     pub vm: String,
@@ -101,7 +101,7 @@ impl Session {
     }
 }
 
-/// One that has ended.
+/// An attempt that has ended.
 #[derive(Clone, Debug)]
 pub struct Arrived {
     pub session: Session,
@@ -158,7 +158,7 @@ impl Sessions {
         self.lock().get(&attempt).filter(|session| session.peer == *peer).cloned()
     }
 
-    /// The one of a VM.
+    /// The attempt to move a VM of this name here.
     pub fn of_vm(&self, vm: &str) -> Option<(AttemptId, Session)> {
         self.lock().iter().find(|(_, session)| session.vm == vm).map(|(attempt, session)| (*attempt, session.clone()))
     }
@@ -176,7 +176,7 @@ impl Sessions {
         self.lock().remove(&attempt);
     }
 
-    /// How one has ended.
+    /// Notes how an attempt has ended, for users.
     pub fn note_end(&self, attempt: AttemptId, end: End) {
         let Some(session) = self.lock().get(&attempt).cloned() else { return };
         let mut all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::settings;
 use crate::record::store::write_whole;
 
-/// Files of records end so.
+/// The extension of an outbox's record.
 pub const EXTENSION: &str = "outbox";
 /// While they are being written, so.
 const PART: &str = "part";

@@ -45,7 +45,7 @@ fn make(registry: &Registry) {
 }
 
 impl Outbox {
-    /// As a round sees it.
+    /// The outbox as a round of the sizes sees it.
     pub fn seen(&self) -> Seen {
         let charged = self.charged();
         let state = lock(&self.state);
@@ -71,7 +71,7 @@ impl Outbox {
 }
 
 impl Outboxes {
-    /// The clock of profiles.
+    /// The clock of profiles, in milliseconds.
     pub fn now_ms(&self) -> u64 {
         CLOCK_BEGIN_MS + self.started.elapsed().as_millis() as u64
     }

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use super::file_id::{FileId, Noted};
 use crate::boot::Life;
 
-/// Digits and dashes of `boot_id`.
+/// The longest `boot_id` that is taken: its digits and dashes.
 const BOOT_ID_MAX: usize = 64;
-/// Overlays that one QEMU was given for one disk.
+/// The most overlays that one QEMU is given for one disk.
 const TOPS_MAX: usize = 64;
-/// All of these of one VM, as JSON in its record, in bytes.
+/// The most bytes that all of these of one VM take in its record, as JSON.
 pub const MOVED_BYTES_MAX: usize = 64 << 10;
 
 /// One such disk, and the files that have its content.
@@ -34,9 +34,9 @@ pub struct MovedDisk {
 /// An overlay that QEMU was given on top of the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopFile {
-    /// Its name in the directory.
+    /// The overlay's name in the disk's directory.
     pub name: String,
-    /// QEMU's node of it.
+    /// QEMU's name of the overlay's node.
     pub node: String,
     pub id: FileId,
     /// What it was put on, once that is known to have happened.

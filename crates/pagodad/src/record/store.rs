@@ -13,9 +13,9 @@ use pagoda_api::types::vm_file_name;
 
 use super::{RECORD_MAX, Record};
 
-/// Files of records end so.
+/// The extension of a record's file name.
 const EXTENSION: &str = "vm";
-/// While they are being written, so.
+/// The extension of a record that is being written.
 const PART: &str = "part";
 
 /// Writes a file whole or not at all.

@@ -42,7 +42,7 @@ struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
-    /// The VM is there.
+    /// Enters the VM, which everybody finds from now on.
     fn commit(self, vm: Vm) {
         let mut vms = self.registry.lock();
         // The configuration may have been read again since it was admitted.

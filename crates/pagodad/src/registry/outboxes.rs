@@ -66,7 +66,7 @@ impl Registry {
         self.count_outboxes();
     }
 
-    /// That of a VM.
+    /// The outbox of a VM, if it has one.
     pub(super) fn outbox_of(&self, vm_token: Token) -> Option<OutboxInfo> {
         self.outboxes.of_vm(vm_token).map(|outbox| self.outboxes.info(&outbox, true))
     }

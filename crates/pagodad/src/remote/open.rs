@@ -43,7 +43,7 @@ pub(super) const MISS_FOR: Duration = Duration::from_secs(15);
 /// Spaces whose servers are missed, and since when.
 static MISSED: Mutex<BTreeMap<u64, Instant>> = Mutex::new(BTreeMap::new());
 
-/// A VM's space, opened.
+/// A client of the pool with a VM's space open.
 pub struct OpenedPool {
     pub client: UdpClient<Control>,
     pub space: SpaceRef,

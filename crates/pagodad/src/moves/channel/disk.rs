@@ -19,7 +19,7 @@ use pagoda_move::units::AttemptId;
 /// Between two looks at a stream that brings nothing.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Whose a stream is.
+/// The attempt and the disk that a stream is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskOf {
     pub attempt: AttemptId,

@@ -36,7 +36,7 @@ pub struct Exports {
 #[derive(Debug, Default)]
 struct Streams {
     has_ended: bool,
-    /// QEMU's ends, by the disk.
+    /// QEMU's ends of the streams, by disk.
     open: BTreeMap<u16, UnixStream>,
     disks: u16,
 }

@@ -40,7 +40,7 @@ impl Tail {
         Ok(Tail { attempt, tail: TailDestination::new(missing), arrivals: Arc::clone(arrivals), greeted: None })
     }
 
-    /// What has not come.
+    /// How many pages have not come yet.
     pub fn left(&self) -> PageCount {
         self.tail.missing().count()
     }

@@ -332,7 +332,7 @@ impl Copying {
             match part {
                 Part::Link(run) => self.copies.order(&self.engine, line, run, false)?,
                 Part::Tier(run) => self.copies.order_into_tier(&self.engine, line, run)?,
-                // From an earlier connection.
+                // The tier has them since an earlier connection.
                 Part::There(run) => self.rounds.spare(run.count().bytes()),
             }
         }

@@ -58,7 +58,7 @@ const LOOK: Duration = Duration::from_millis(1);
 pub struct Permits(Arc<AtomicUsize>);
 
 impl Permits {
-    /// Waits until there is one.
+    /// Waits until a permit is free.
     pub fn take(&self) -> Permit {
         while self.0.load(Ordering::Acquire) >= RECEIVED_MAX {
             thread::sleep(LOOK);

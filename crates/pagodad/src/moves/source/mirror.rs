@@ -342,7 +342,7 @@ fn accept(listener: &UnixListener, pid: u32) -> Result<UnixStream> {
     Ok(stream)
 }
 
-/// A job of ours.
+/// A mirror job of QEMU's that a move has begun.
 #[derive(Clone, Debug)]
 struct Job {
     name: String,

@@ -59,7 +59,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of a move that begins.
+    /// The progress of a move that begins.
     pub fn new(vm: &str, to: &str, attempt: AttemptId, total: Bytes) -> Progress {
         Progress {
             vm: vm.to_owned(),

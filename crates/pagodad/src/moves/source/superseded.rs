@@ -52,7 +52,7 @@ pub fn supersede(registry: &Arc<Registry>, vm: &str, offered: Offered) -> Result
     }
     let found = registry.lock().get(vm).map(|vm| (vm.governed.id, Arc::clone(&vm.qmp)));
     let Some((id, qmp)) = found else {
-        // It has ended here.
+        // The VM has ended here.
         return registry.moves.notes().write(vm, None);
     };
     let resume = run_state(&qmp)? == RunState::Running;

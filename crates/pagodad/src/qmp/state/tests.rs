@@ -1,4 +1,4 @@
-//! Against a QEMU of a few lines that misbehaves, and against real ones.
+//! Saving, loading and undoing against a fake QEMU of a few lines that misbehaves, and against real ones.
 
 pub mod fake;
 mod real;
