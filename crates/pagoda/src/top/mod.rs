@@ -1,4 +1,4 @@
-//! `pagoda top`: samples the daemon, shows the rates. And the loop of every live view.
+//! `pagoda top`: samples the daemon, and shows rates. The loop of every live view is here, too.
 
 mod model;
 mod picture;

@@ -1,4 +1,4 @@
-//! Files that words name.
+//! Refuses options that name files outside of what the host allows, or ways to a disk that are not known.
 
 use std::path::{Component, Path, PathBuf};
 

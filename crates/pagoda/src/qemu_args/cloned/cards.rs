@@ -77,7 +77,7 @@ pub fn check(options: &[Opt<'_>], net: Net) -> Result<(), ArgError> {
     }
 }
 
-/// `-netdev`, `-net` and `-nic`.
+/// Refuses a `-netdev`, `-net` or `-nic` that a clone cannot have.
 pub fn check_network(option: &Opt<'_>, net: Net) -> Result<(), ArgError> {
     let props = Props::parse(option.name, option.value, "type")?;
     let kind = props.get("type").unwrap_or_default();

@@ -29,7 +29,7 @@ impl Overlay {
     }
 }
 
-/// `-drive`, and `-hda` to `-hdd`.
+/// The `-drive` of a clone, or its `-hda` to `-hdd`, if it has to differ from its source's.
 pub fn changed(option: &Opt<'_>, target: Target<'_>, overlays: &mut Vec<Overlay>) -> Result<Option<String>, ArgError> {
     if option.name != "drive" {
         let overlay = overlay_of(option.value, &shown(option), target)?;

@@ -26,7 +26,7 @@ pub struct Log {
     file: File,
     /// It was there before, or its clone runs.
     is_kept: bool,
-    /// Where QEMU's own begins.
+    /// The length of the file before QEMU wrote, in bytes.
     from: u64,
 }
 
