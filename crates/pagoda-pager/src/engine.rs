@@ -296,7 +296,7 @@ impl Engine {
         if !self.mover.slowed().is_on() {
             return;
         }
-        // Those that come meanwhile are due later.
+        // Faults that come meanwhile are due later.
         let now = Instant::now();
         while let Some(fault) = self.mover.slowed().next_due(now) {
             self.fault_at = now;

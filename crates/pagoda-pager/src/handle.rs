@@ -130,7 +130,7 @@ pub struct CopyOrder {
 /// Where copies of pages go that a move has asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// To whoever has asked for them.
+    /// The copies go to whoever has asked for them.
     Send,
     /// Into the tier that is handed over, so that none has to be sent. What that does not take goes to whoever has asked.
     Place,
@@ -309,7 +309,7 @@ impl Handle {
     /// It is not open then, or, where there was no answer, shut as soon as the agent does anything.
     pub fn open_gate(&self) -> Result<(), GateError> {
         self.ask_gate(true).inspect_err(|_| {
-            // In its turn after what was not answered.
+            // The answer comes in its turn, after what was not answered.
             let (asker, _) = channel();
             self.send(Command::Gate { open: false, asker });
         })

@@ -103,7 +103,7 @@ pub struct Imager {
 }
 
 impl Imager {
-    /// Of a VM without an image.
+    /// The imager of a VM that has no image.
     pub fn new(vm: Arc<str>) -> Imager {
         let (pace, fills) = (Pace::new(PREPARE_PER_MILLE), Fills::new(FILL_PER_MILLE));
         let (state, room) = (State::Idle, Room::default());

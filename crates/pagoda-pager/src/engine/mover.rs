@@ -66,7 +66,7 @@ struct Copying {
 }
 
 impl Copying {
-    /// The same of other pages.
+    /// The same order for other pages.
     fn of(&self, pages: Pages) -> Copying {
         Copying { pages, to: self.to.clone(), way: self.way }
     }
@@ -97,7 +97,7 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// Of a VM that does not move.
+    /// The mover of a VM that does not move.
     pub fn new() -> Mover {
         Mover {
             is_on: false,

@@ -76,7 +76,7 @@ pub struct Paging {
 }
 
 impl Paging {
-    /// Of a VM that is not armed.
+    /// The pages of a VM that is not armed.
     pub fn new(
         vm: Arc<str>,
         machine: Machine,
@@ -336,7 +336,7 @@ impl Paging {
         self.tiers.frames()
     }
 
-    /// The same, to be changed.
+    /// The VM's part in its share group, to be changed.
     pub fn frames_mut(&mut self) -> Option<&mut Member> {
         self.tiers.frames_mut()
     }

@@ -40,7 +40,7 @@ const CURVE_EVERY: Duration = Duration::from_secs(10);
 /// What became of a sampled page of an unarmed VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Peek {
-    /// Not known to be unmapped.
+    /// It is not known to be unmapped.
     Asked,
     Watched,
     Touched,
@@ -60,7 +60,7 @@ pub struct Sampler {
     pid: u32,
     pages: Vec<PageIdx>,
     period: u64,
-    /// Of an unarmed VM: one for each of `pages`.
+    /// What became of the pages of an unarmed VM: one for each of `pages`.
     peeks: Vec<Peek>,
     /// Counts what `peeks` was begun for: an answer to an earlier zap says nothing about it.
     round: u32,

@@ -76,7 +76,7 @@ pub enum Look {
     Equal(u32),
     /// Made a frame of it, with a reference for the caller, because the hint says there is another such page.
     Made(u32, Hint),
-    /// Nothing; it is a hint now.
+    /// Nothing equal is known; the page is a hint now.
     New,
     /// A frame has the same hash and another content.
     Collision,

@@ -100,7 +100,7 @@ pub struct RemoteTier {
     map: RemoteMap,
     maintain: Maintain,
     handover: Handover,
-    /// As of the last turn, and since when.
+    /// How the VM stands to the space as of the last turn, and since when.
     standing: Standing,
     stands_since: Instant,
     /// Held, and no write can land that makes a page the tier's: as of the last turn.

@@ -12,6 +12,6 @@ pub struct Report {
     pub counts: Counts,
     /// How long its part of a read took, from asked for to all there.
     pub reads: Histogram,
-    /// The same of a write.
+    /// The same of a write to the tier.
     pub writes: Histogram,
 }

@@ -67,7 +67,7 @@ pub struct SourceTier {
 }
 
 impl SourceTier {
-    /// Of a new engine. The one before has ended.
+    /// The tier of a new engine. The one before has ended.
     pub fn new(arrivals: Arc<Arrivals>) -> SourceTier {
         arrivals.forget_engine();
         SourceTier {

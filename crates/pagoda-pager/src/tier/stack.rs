@@ -102,7 +102,7 @@ impl Stack {
         self.frames.as_ref()
     }
 
-    /// The same, to be changed.
+    /// The VM's part in its share group, to be changed.
     pub fn frames_mut(&mut self) -> Option<&mut Member> {
         self.frames.as_mut()
     }

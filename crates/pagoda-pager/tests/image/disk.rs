@@ -27,9 +27,9 @@ type Hook = Box<dyn FnMut(usize) -> Verdict + Send>;
 pub enum Reads {
     #[default]
     Go,
-    /// After so many reads they wait until that changes.
+    /// After so many reads, all wait until that changes.
     HangAfter(usize),
-    /// Those from this offset on wait until that changes.
+    /// Reads from this offset on wait until that changes.
     HangFrom(u64),
     Fail(i32),
 }

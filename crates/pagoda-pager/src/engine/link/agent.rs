@@ -25,16 +25,16 @@ const COLLAPSE_PIECE: u64 = 64 << 20;
 /// A zap under way.
 #[derive(Clone, Debug)]
 pub enum Asked {
-    /// Of chunks, for an operation of the machine.
+    /// A zap of chunks, for an operation of the machine.
     Chunks(OpId),
-    /// Of pages that the machine watches.
+    /// A zap of pages that the machine watches.
     Watch {
         /// The machine's number of the zap.
         ticket: u32,
         /// When it was asked for.
         at: Instant,
     },
-    /// Of pages of an unarmed VM.
+    /// A zap of pages that are sampled in an unarmed VM.
     Peek {
         /// The round of samples that the zap belongs to.
         round: u32,
@@ -43,7 +43,7 @@ pub enum Asked {
         /// When it was asked for.
         at: Instant,
     },
-    /// Of pages of an unarmed VM whose ages are looked at.
+    /// A zap of pages whose ages are looked at in an unarmed VM.
     Age {
         /// The pages that are unmapped.
         pages: Vec<PageIdx>,

@@ -17,7 +17,7 @@ use super::agent::Asked;
 use crate::mapper::NewMapper;
 use crate::source::Source;
 
-/// Between two attempts to reach one.
+/// The pause between two attempts to reach a mapper.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// So long one is waited for in any case.
 const GREET_MIN: Duration = Duration::from_millis(10);
@@ -44,7 +44,7 @@ struct Link {
 
 /// A process that maps RAM.
 struct Worker {
-    /// As it says; `start` is this process's.
+    /// Its id as the process says it; `start` is the start time of this process.
     pid: u32,
     start: u64,
     pidfd: OwnedFd,

@@ -21,7 +21,7 @@ use crate::space::Shard;
 
 /// How long a move may take that a daemon before this one has ordered: it waits for nothing but for messages to be read.
 const MOVE_MAX: Duration = Duration::from_secs(10);
-/// Between two looks whether it is done.
+/// The pause between two looks whether the move is done.
 const MOVE_PAUSE: Duration = Duration::from_micros(200);
 
 impl Paging {

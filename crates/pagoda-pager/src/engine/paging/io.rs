@@ -43,7 +43,7 @@ pub struct Transfer {
 pub struct Answered {
     /// Why it had to wait.
     pub cause: Metric,
-    /// From its message to its answer.
+    /// The time from the fault's message to its answer.
     pub took: Duration,
 }
 

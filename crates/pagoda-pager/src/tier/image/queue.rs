@@ -67,7 +67,7 @@ pub struct Done {
     pub job: Job,
     /// The pages, one behind the other.
     pub content: DirectBuffer,
-    /// Those that could not be read.
+    /// The pages that could not be read.
     pub failed: PageSet,
     /// Why the first of these could not be read.
     pub failure: Option<Failure>,

@@ -177,7 +177,7 @@ fn work(shared: &Arc<Shared>, worker: WorkerIdx) {
             if let Some(helper) = helper
                 && let Err(error) = spawn(shared, helper)
             {
-                // Those that there are go on.
+                // The threads that there are go on.
                 tracing::debug!("start another thread that reads an image: {error}");
             }
             let len = if matches!(job.asker, Asker::Op { .. }) { BUFFER_BYTES } else { PAGE_SIZE as usize };

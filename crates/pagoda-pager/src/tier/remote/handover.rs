@@ -76,7 +76,7 @@ impl WeakHandover {
 }
 
 impl Handover {
-    /// Of a tier that stands so.
+    /// The handover of a tier that stands so.
     pub fn new(standing: Standing) -> Handover {
         let state = State { standing, is_still: false, is_named: false, opened: None, pages: None, losses: 0 };
         Handover(Arc::new(Mutex::new(state)))

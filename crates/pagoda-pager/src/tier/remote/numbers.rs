@@ -2,7 +2,7 @@
 
 use rmap::client::{ClientStats, ServerView};
 
-/// One look at the pool's client of a VM.
+/// What one look at a VM's client of the pool has found.
 #[derive(Clone, Debug)]
 pub struct RemoteNumbers {
     /// What it counts, since the engine began.

@@ -43,7 +43,7 @@ impl Waiting {
 pub struct Placing {
     waiting: VecDeque<Waiting>,
     waiting_pages: usize,
-    /// By token, and since when they were asked for.
+    /// The pages under way, by token, and since when they were asked for.
     begun: HashMap<u64, (PageIdx, Instant)>,
     ended: VecDeque<Placed>,
     /// Given up, and the client still tries them.
@@ -51,7 +51,7 @@ pub struct Placing {
 }
 
 impl Placing {
-    /// Nothing that was placed can land any more.
+    /// Whether nothing that was placed can land any more.
     pub fn is_still(&self) -> bool {
         self.waiting.is_empty() && self.begun.is_empty() && self.abandoned.is_empty()
     }
@@ -101,7 +101,7 @@ impl Placing {
         Some((waiting.page(waiting.begun), &waiting.content[at..at + PAGE]))
     }
 
-    /// That page is under way, by this token.
+    /// The next page is under way, by this token.
     pub fn note_begun(&mut self, token: u64) {
         let waiting = self.waiting.front_mut().expect("whoever begins one has looked at it");
         self.begun.insert(token, (waiting.page(waiting.begun), waiting.since));

@@ -64,7 +64,7 @@ impl std::fmt::Debug for Arrivals {
     }
 }
 
-/// For threads that bring pages.
+/// What threads need that bring pages.
 impl Arrivals {
     /// For a VM that is made now. It has no pages until it begins.
     ///
@@ -141,7 +141,7 @@ impl Arrivals {
     /// As [`Arrivals::put`].
     pub fn put_zeros(&self, pages: Pages) -> io::Result<PageSet> {
         let set = self.check(pages)?;
-        // Nothing was written there: it is a hole.
+        // Nothing was written there, so the file has a hole.
         self.store(pages.chunk, set, |_| Box::new([0; PAGE]), |_| Ok(()))
     }
 
@@ -220,7 +220,7 @@ impl Arrivals {
         }
         let (came, is_whole) = {
             let mut state = self.state();
-            // Those that have begun to wait since.
+            // Reads that have begun to wait since get the pages, too.
             state.deliver(chunk, new, &page_of);
             (state.came(chunk, new), state.count() == 0)
         };
