@@ -213,7 +213,7 @@ struct Worker {
     seen: Device,
     device: BalloonDevice,
     monitor: Arc<Monitor>,
-    /// While there is something to look at.
+    /// The monitor's connection, which is kept while there is something to look at.
     held: Option<Held<Arc<Monitor>>>,
     page_out: PageOut,
     allow_large_folios: AllowLargeFolios,

@@ -21,7 +21,7 @@ pub fn id() -> Result<&'static str, String> {
 /// When something was noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// In this life of the host.
+    /// It was noted in this life of the host.
     This,
     Earlier,
     /// Nobody can tell, because the note or the kernel does not say.

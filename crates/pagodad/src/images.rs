@@ -87,7 +87,7 @@ impl Opened {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Which {
     Named(SnapshotName),
-    /// Also one whose manifest cannot be read.
+    /// The image of this number, also if its manifest cannot be read.
     Id(ImageId),
 }
 

@@ -311,7 +311,7 @@ fn latencies(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
     })
 }
 
-/// With the VM's labels, and these.
+/// The quantiles of a latency, with the VM's labels and these.
 fn quantiles(vm: &VmInfo, more: &[(&'static str, &str)], latency: &Latency) -> [(Labels, Value); 2] {
     [("0.5", latency.p50_us), ("0.99", latency.p99_us)].map(|(quantile, us)| {
         let mut labels = of_vm(vm);

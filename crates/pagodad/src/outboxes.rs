@@ -507,7 +507,7 @@ impl Outboxes {
         lock(&self.all).values().find(|outbox| outbox.token == token).cloned()
     }
 
-    /// That of the VM with this token.
+    /// The outbox of the VM with this token.
     pub fn of_vm(&self, vm_token: Token) -> Option<Arc<Outbox>> {
         lock(&self.all).values().find(|outbox| outbox.vm_token == vm_token).cloned()
     }

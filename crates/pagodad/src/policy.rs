@@ -40,7 +40,7 @@ pub struct Governor {
     pub doorbell: Doorbell,
     /// Locked for a whole round by the thread that makes it, and by nobody else.
     recording: Mutex<Recording>,
-    /// Of the pages that rounds choose for samples.
+    /// The seed of the pages that rounds choose for samples.
     seed: u64,
     started: Instant,
 }

@@ -41,7 +41,7 @@ const LOOK: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 struct State {
     session: Option<Session>,
-    /// Those for whom the connection outlives a command.
+    /// How many there are for whom the connection outlives a command.
     holders: usize,
     events: Events,
 }
@@ -54,7 +54,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// For the socket at `path`; nothing is connected yet.
+    /// A monitor at the socket `path`, to which nothing is connected yet.
     pub fn new(path: &Path) -> Monitor {
         let state = State { session: None, holders: 0, events: Events::default() };
         Monitor { path: path.to_owned(), state: Mutex::new(state) }

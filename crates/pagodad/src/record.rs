@@ -141,7 +141,7 @@ fn bad(what: impl Into<String>) -> BadRecord {
 }
 
 impl Record {
-    /// Of a VM that no program is attached to.
+    /// The record of a VM that no program is attached to.
     pub fn new(name: &str, token: Token, kind: VmKind, regions: &[u64], spec: VmSpec) -> Record {
         Record {
             name: name.to_owned(),

@@ -59,7 +59,7 @@ pub struct PolicyConfig {
     pub thresholds: Option<[PerMille; 4]>,
     /// Less than this available means that the host itself is short.
     pub host_available_min: Option<Bytes>,
-    /// Of VMs of which nothing else is said.
+    /// The sampling of VMs for which nothing else is set.
     pub sampling: Sampling,
     /// Miss-ratio curves are watched.
     pub curves: bool,

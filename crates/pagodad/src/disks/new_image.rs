@@ -51,7 +51,7 @@ pub struct NewImage {
     pub format: Format,
     /// What the guest takes for the size of the disk.
     pub bytes: u64,
-    /// Of a qcow2 file, bytes.
+    /// The size of a qcow2 file's clusters, in bytes; `None` for a raw file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<u64>,
     /// What it takes on the disk when it is full of what is to come, bytes.

@@ -30,7 +30,7 @@ pub struct Stat {
 const BLOCK: u64 = 512;
 
 impl Stat {
-    /// Of what a path leads to, through links.
+    /// What the kernel says of what a path leads to, through links.
     pub fn of_path(path: &Path) -> rustix::io::Result<Stat> {
         statx(CWD, path, AtFlags::empty())
     }

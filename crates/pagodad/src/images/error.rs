@@ -10,7 +10,7 @@ use super::readers::InUse;
 
 const SEE: Option<&str> = Some("see `pagoda snapshot ls`");
 
-/// Not possible, and nothing was changed.
+/// The request is refused, and nothing was changed.
 pub fn refused(why: impl Into<String>, hint: Option<&str>) -> ApiError {
     ApiError::new(ErrorCode::Refused, why, hint)
 }

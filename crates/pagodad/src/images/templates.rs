@@ -92,7 +92,7 @@ impl Templates {
         known.by_image.values().map(|place| place.bytes()).chain(adopted).sum()
     }
 
-    /// The same of one image.
+    /// The same for the template of one image.
     pub fn bytes_of(&self, image: ImageId) -> u64 {
         lock(&self.0).by_image.get(&image).map_or(0, |place| place.bytes())
     }

@@ -44,7 +44,7 @@ const NEW: &str = "new";
 #[serde(deny_unknown_fields)]
 struct Made {
     attempt: u64,
-    /// In the names that images are made under.
+    /// The random number that is in the names that images are made under.
     number: u64,
     uid: u32,
     gid: u32,
@@ -82,7 +82,7 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Those of a daemon with this state directory.
+    /// The notes of a daemon with this state directory.
     pub fn below(state_dir: &Path) -> Copies {
         Copies { dir: state_dir.join("copies"), busy: Mutex::default() }
     }

@@ -279,7 +279,7 @@ impl Link<'_> {
         let offered = Offered { attempt, peer: host_key(&self.peer), generation, register };
         let wanted = Wanted { name: self.vm.to_owned(), attempt: hello.attempt, specification };
         let begin = |actions: &mut Vec<Action>| {
-            // That of a VM that has ended.
+            // A note that is there is of a VM that has ended.
             Destination::begin(self.me(), offered, None, Moment::default(), actions)
         };
         self.begin(talk, claim, begin, Some(wanted))

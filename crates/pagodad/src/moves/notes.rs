@@ -28,7 +28,7 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Those of a daemon with this state directory.
+    /// The notes of a daemon with this state directory.
     pub fn below(state_dir: &Path) -> Notes {
         Notes { dir: state_dir.join("moves") }
     }

@@ -180,7 +180,7 @@ impl Sessions {
     pub fn note_end(&self, attempt: AttemptId, end: End) {
         let Some(session) = self.lock().get(&attempt).cloned() else { return };
         let mut all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nothing of the VM is kept by it.
+        // What is kept of the session keeps nothing of the VM.
         let (came, elapsed) = (session.came(), session.began.elapsed());
         all.push_back(Arrived {
             session: Session { store: None, exports: None, ..session },

@@ -58,13 +58,13 @@ pub enum Taken {
 }
 
 impl Store {
-    /// Of a VM that is made now.
+    /// The store of a VM that is made now.
     pub fn new(pages: Arriving, arrival: Arrival) -> Store {
         let gate = Gate { is_open: true, tail: None, newest: ConnectionNo(0) };
         Store { pages: Some(pages), arrival: Mutex::new(arrival), gate: RwLock::new(gate) }
     }
 
-    /// Of a VM that runs here already.
+    /// The store of a VM that runs here already.
     pub fn of_tail(arrivals: Arc<Arrivals>, arrival: Arrival) -> Store {
         let gate = Gate { is_open: false, tail: Some(arrivals), newest: ConnectionNo(0) };
         Store { pages: None, arrival: Mutex::new(arrival), gate: RwLock::new(gate) }

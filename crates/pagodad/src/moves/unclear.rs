@@ -46,7 +46,7 @@ impl Unclear {
         }
     }
 
-    /// Those of late, and the hosts that say it.
+    /// The names of late, and the hosts that have spoken of them.
     pub fn all(&self) -> Vec<(String, PublicKey)> {
         self.lock().iter().map(|(vm, said)| (vm.clone(), said.peer)).collect()
     }

@@ -17,7 +17,7 @@ pub enum Wanted {
     Auto(Auto),
 }
 
-/// As it is written down and shown.
+/// The SLO and its bounds as they are written down and shown.
 pub fn shown(auto: &Auto) -> OutboxAuto {
     OutboxAuto {
         slo: auto.slo.to_string(),

@@ -104,7 +104,7 @@ impl Outboxes {
         })
     }
 
-    /// As it is shown, with what its jobs do.
+    /// The outbox as it is shown, with what its jobs do.
     pub fn info(&self, outbox: &Outbox, has_vm: bool) -> OutboxInfo {
         let view = lock(&self.sizing).view(Id(outbox.id.0));
         let period = self.period();

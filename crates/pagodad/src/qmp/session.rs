@@ -118,7 +118,7 @@ impl Session {
         Ok(poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Duration::ZERO)? > 0)
     }
 
-    /// One line, however many pieces it comes in.
+    /// Reads one line, however many pieces it comes in.
     fn read_line(&mut self) -> Result<Value> {
         let (began, mut line) = (Instant::now(), Vec::new());
         loop {

@@ -37,7 +37,7 @@ pub struct Noted {
 }
 
 impl From<FileId> for Noted {
-    /// One that was looked at just now.
+    /// A file that was looked at just now.
     fn from(id: FileId) -> Noted {
         id.noted(Life::This)
     }

@@ -54,12 +54,12 @@ pub struct Below {
 }
 
 impl MovedDisk {
-    /// With what is seen of its files now.
+    /// A disk with what is seen of its files now.
     pub fn new(file: String, was: FileId, tops: Vec<TopFile>) -> MovedDisk {
         MovedDisk { file, was, tops, boot_id: crate::boot::id().ok().map(str::to_owned) }
     }
 
-    /// One of its files, as it was noted.
+    /// One of the disk's files, as it was noted.
     pub fn noted(&self, id: FileId) -> Noted {
         id.noted(Life::of(self.boot_id.as_deref()))
     }

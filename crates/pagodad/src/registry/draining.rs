@@ -22,7 +22,7 @@ impl Draining {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// That a new VM may come.
+    /// Checks that a new VM may come.
     ///
     /// # Errors
     /// None may.

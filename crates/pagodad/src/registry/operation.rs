@@ -233,7 +233,7 @@ impl Registry {
     }
 }
 
-/// That an operation can begin on this VM.
+/// Checks that an operation can begin on this VM.
 fn check_ready(vm: &Vm, kind: OperationKind) -> Result<(), ApiError> {
     refuse_meanwhile(&vm.record)?;
     let name = &vm.record.name;

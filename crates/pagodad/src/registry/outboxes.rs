@@ -258,7 +258,7 @@ impl Registry {
             may(vm.ok_or_else(|| anyhow::anyhow!("its VM is gone"))?)?;
         }
         let listener = self.outboxes.take(&outbox, pid, start)?;
-        // From here on its end is seen.
+        // From here on the end of its process is seen.
         if let Err(error) = watch::start(self, &outbox) {
             self.outboxes.refuse(&outbox, listener);
             return Err(anyhow::Error::new(error).context("start a thread that watches it"));

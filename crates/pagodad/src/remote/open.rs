@@ -51,7 +51,7 @@ pub struct OpenedPool {
 }
 
 impl OpenedPool {
-    /// For the tier of an engine.
+    /// What the tier of an engine needs of it.
     pub fn for_tier(self) -> Opened {
         let OpenedPool { client, space, watch } = self;
         Opened { udp: client, space, maintain: Box::new(move |client: &mut Client, now| watch.inform(client, now)) }

@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(10);
 pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<CreatedVm, ApiError> {
     request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
     if request.as_name.as_ref().is_some_and(|name| *name != request.from.vm) {
-        // By another name it is a new VM.
+        // A VM by another name is a new one.
         registry.draining.check(request.vm_name())?;
     }
     let source = source_of(registry, &request.from, request.vm_name())?;
@@ -87,7 +87,7 @@ impl Layered<'_> {
         has_layers.then(|| self.registry.restoring.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// That nothing is lost by putting them back.
+    /// Checks that nothing is lost when the disks are put back.
     fn check(&self, rolled_back: Option<&Record>) -> Result<(), ApiError> {
         let layers = self.registry.images.layers()?;
         check_restore(self.manifest, &layers, self.request.force, rolled_back).map_err(|error| self.refused(&error))

@@ -16,7 +16,7 @@ use std::time::Duration;
 use pagoda_link::{Cutter, Link, LinkError, RECORD_MAX, Receiver, Sender};
 use pagoda_move::units::AttemptId;
 
-/// Between two looks at a stream that brings nothing.
+/// How long a wait for a stream that brings nothing lasts at a time.
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// The attempt and the disk that a stream is for.

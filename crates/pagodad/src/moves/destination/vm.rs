@@ -41,7 +41,7 @@ const LOAD_MAX: Duration = Duration::from_secs(5);
 const QUIT_MAX: Duration = Duration::from_secs(3);
 /// The pause between two looks whether QEMU has attached, or has ended.
 const LOOK: Duration = Duration::from_millis(5);
-/// Between two tries to let the guest run.
+/// The pause between two tries to let the guest run.
 const RUN_AGAIN: Duration = Duration::from_millis(200);
 
 /// What an attempt says of the VM it brings.

@@ -28,7 +28,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 pub struct Asked {
     /// Both hosts ask one and the same arbiter.
     pub has_arbiter: bool,
-    /// Of disks that would be copied.
+    /// Bytes of the disks that would be copied.
     pub disks: Bytes,
 }
 

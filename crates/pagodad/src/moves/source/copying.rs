@@ -347,7 +347,7 @@ impl Copying {
         }
     }
 
-    /// After a fresh look. `None`: another round.
+    /// Decides after a fresh look. `None`: another round follows.
     fn decide(&mut self, now: Moment) -> Result<Option<Turn>> {
         let look = look(&self.engine)?;
         let protected_at = IoEpoch(look.protected_at);

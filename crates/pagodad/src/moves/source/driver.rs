@@ -437,7 +437,7 @@ impl Driver {
         self.begin_rounds();
     }
 
-    /// As soon as all is the VM's own.
+    /// Begins the rounds, as soon as all memory is the VM's own.
     fn begin_rounds(&mut self) {
         let Stage::Owning(until) = self.begun.stage else { return };
         let (Some(engine), Some((offer, settings))) = (self.begun.guest.engine(), &self.begun.offer) else {

@@ -69,7 +69,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// One that has not been stopped.
+    /// A VM that has not been stopped.
     pub fn new(registry: &Arc<Registry>, name: &str, id: VmId, runs: bool) -> Guest {
         let here = registry.find_by_id(id, |vm| (id, Arc::clone(&vm.qmp), vm.record.pid));
         Guest {

@@ -50,7 +50,7 @@ pub struct Permit(Arc<AtomicUsize>);
 
 /// Messages of a connection that wait for the driver.
 const RECEIVED_MAX: usize = 1024;
-/// Between two looks whether there are fewer.
+/// The pause between two looks whether there are fewer.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Gives permits for a connection.

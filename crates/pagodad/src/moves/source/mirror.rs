@@ -147,7 +147,7 @@ struct Worker {
     called: Called,
     attempt: AttemptId,
     disks: Vec<CopiedDisk>,
-    /// Of each disk, bytes a second.
+    /// The most at which each disk is copied, in bytes a second; `None`: no limit.
     speed: Option<u64>,
     asked: Receiver<Ask>,
     inputs: Sender<Input>,

@@ -30,7 +30,7 @@ pub struct Progress {
     pub placed: Bytes,
     /// Bytes by which compression has made what was sent smaller.
     pub saved: Bytes,
-    /// To be sent, as far as is known now.
+    /// Bytes that are to be sent, as far as is known now.
     pub left: Bytes,
     /// The size of the VM's memory.
     pub total: Bytes,

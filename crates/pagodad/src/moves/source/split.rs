@@ -28,7 +28,7 @@ pub enum Part {
 /// The order of the chunks, which of them are cold, and what the tier has of these.
 #[derive(Clone, Debug)]
 pub struct Split {
-    /// In which order chunks are copied, each once.
+    /// The order in which chunks are copied, each once.
     order: Vec<ChunkIdx>,
     /// By chunk: it does not fit into the DRAM at the destination.
     is_cold: Vec<bool>,

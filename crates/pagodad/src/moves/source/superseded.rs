@@ -35,7 +35,7 @@ use crate::registry::Registry;
 use crate::registry::operation::ImageThen;
 use crate::remote::handover;
 
-/// Between two tries of a step.
+/// The pause between two tries of a step.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Gives a VM away that its destination runs. The peer of this offer has said so, by a stream on which it has shown its key. Returns at

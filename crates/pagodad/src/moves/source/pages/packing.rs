@@ -78,7 +78,7 @@ impl Sent {
         self.sending += other.sending;
     }
 
-    /// To compress a byte of content.
+    /// What it costs to compress a byte of content.
     fn pack_cost(&self) -> Cost {
         Cost::of(self.packing, self.content)
     }
