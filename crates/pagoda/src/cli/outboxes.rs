@@ -76,7 +76,7 @@ pub struct OutboxSet {
 }
 
 impl OutboxSet {
-    /// As the daemon is asked for it.
+    /// The change as the daemon is asked for it.
     pub fn patch(&self) -> OutboxPatch {
         let patch = self.follow.patch();
         match self.space {

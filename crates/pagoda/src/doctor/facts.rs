@@ -123,7 +123,7 @@ impl Root {
         self.line(path)?.parse().ok()
     }
 
-    /// Of `always [advise] never` the word in brackets.
+    /// The word in brackets of a text such as `always [advise] never`.
     fn choice(&self, path: &str) -> Option<String> {
         let line = self.line(path)?;
         let word = line.split_whitespace().find_map(|w| w.strip_prefix('[')?.strip_suffix(']'))?;

@@ -43,7 +43,7 @@ pub fn plan(
                 None => break,
             }
         }
-        // One that has ended meanwhile is none that moves.
+        // A VM that has ended meanwhile does not move.
         if on.len() == hosts.len() {
             asked.push(Asked { vm: name, on });
         }

@@ -58,7 +58,7 @@ pub fn progress<'a>(moving: impl Iterator<Item = &'a MoveStatus>, over: usize, a
     text
 }
 
-/// One that is over, as soon as it is.
+/// How one move has ended, said as soon as it has.
 pub fn end(ended: &Ended) -> String {
     let Ended { vm, host, outcome, why, status } = ended;
     match (outcome, status) {

@@ -74,7 +74,7 @@ pub struct Followed {
 }
 
 impl Followed {
-    /// One that was just begun.
+    /// A move that was just begun.
     pub const fn new(begun: MoveStatus) -> Followed {
         Followed { now: begun, away_since: None, granted_since: None }
     }

@@ -28,7 +28,7 @@ const OOM_SCORE: &str = "/proc/self/oom_score_adj";
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StartArrived {
-    /// As if it was of a snapshot.
+    /// What is to be started, in the form of a snapshot's launch.
     from: SnapshotLaunch,
     created: CreatedVm,
     /// The daemon's control socket.

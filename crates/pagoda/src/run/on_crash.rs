@@ -47,7 +47,7 @@ const LOOK: Duration = Duration::from_millis(10);
 #[derive(Debug, Clone)]
 pub struct Origin {
     pub snapshot: SnapshotName,
-    /// Also if its disks have changed.
+    /// It is restored also if its disks have changed.
     pub force: bool,
     /// The words of the limit that its user gave.
     pub dram: Option<String>,

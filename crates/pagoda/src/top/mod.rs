@@ -80,7 +80,7 @@ impl Sampler<'_> {
     }
 }
 
-/// One sample of `--batch --json`.
+/// What one sample of `--batch --json` prints.
 #[derive(Serialize)]
 struct BatchSample<'a> {
     at_s: f64,

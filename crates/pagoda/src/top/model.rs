@@ -56,7 +56,7 @@ pub struct Row {
     pub swap_read_bytes_per_s: Option<f64>,
     pub swap_write_bytes_per_s: Option<f64>,
     pub faults_per_s: Option<f64>,
-    /// Of the cause with the longest p99.
+    /// The latencies of the cause with the longest p99.
     pub p50_us: Option<f64>,
     pub p99_us: Option<f64>,
     pub causes: Vec<Cause>,

@@ -37,7 +37,7 @@ pub fn suffixed(path: &str, name: &str) -> String {
     format!("{path}.{name}")
 }
 
-/// As the user wrote it.
+/// The option as the user wrote it.
 pub fn shown(option: &Opt<'_>) -> String {
     format!("-{} {}", option.name, option.value).trim_end().to_owned()
 }

@@ -16,7 +16,7 @@ const DIR_OF_ROOT: &str = "/var/log/pagoda";
 const DIR_OF_USER: &str = "pagoda";
 /// How much of the end is shown of a QEMU that could not be started.
 const TAIL_BYTES: u64 = 2000;
-/// Of a log: its owner's alone.
+/// The mode of a log, which is its owner's alone.
 const LOG_MODE: u32 = 0o600;
 
 /// A log that QEMU appends to. Dropped before its clone runs, it is removed, unless it was there before.
