@@ -44,7 +44,7 @@ struct Lent {
 struct Own {
     pid: u32,
     uffd: c_int,
-    /// By which the daemon sees its end.
+    /// The descriptor by which the daemon sees the process's end.
     pidfd: c_int,
     /// The connection to the daemon is always at this number.
     link: c_int,

@@ -69,7 +69,7 @@ const WITHOUT_MEMORY: [u16; 4] = [2, 3, 5, 6];
 const PREADV: u16 = 7;
 const PWRITEV: u16 = 8;
 
-/// One context's reading position.
+/// The position up to which one context's ring was read.
 pub struct Reader {
     ring: usize,
     nr: u32,

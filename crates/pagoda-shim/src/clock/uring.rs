@@ -146,7 +146,7 @@ struct Blind {
     slot: Option<usize>,
 }
 
-/// One ring's reading position.
+/// The position up to which one ring's completions were read.
 pub struct Reader {
     ktail: usize,
     cqes: usize,

@@ -66,7 +66,7 @@ fn is_harmless_below_257(number: c_long) -> bool {
     )
 }
 
-/// From openat on, by name.
+/// The numbers from openat on, by name.
 fn is_harmless_from_257(number: c_long) -> bool {
     matches!(
         number,

@@ -53,7 +53,7 @@ fn register_batch(queue: &mut Ring, iocbs: &[*mut c_void]) -> usize {
     batch
 }
 
-/// Before a submission through liburing.
+/// What has to happen before a submission through liburing.
 fn before_submit(ring: Opaque) {
     if config().is_none() {
         return;
@@ -67,7 +67,7 @@ fn before_submit(ring: Opaque) {
     });
 }
 
-/// After a call that may have brought completions.
+/// What has to happen after a call that may have brought completions.
 fn after_wait(ring: Opaque) {
     if config().is_some() {
         with_ring(ring, Ring::scan);
@@ -205,7 +205,7 @@ hook! {
         destroyed
     }
 
-    /// The same by another name.
+    /// Destroys a context, by another name.
     fn io_queue_release(context: Opaque) -> c_int {
         context_is_destroyed(context);
         // SAFETY: the caller's call, passed on unchanged.
