@@ -1,10 +1,10 @@
 //! A QEMU monitor of ours, shared by all who need it.
 //!
-//! QEMU serves one client at a time on it. So there is one [`Monitor`] a VM, and one conversation at a time: by itself a
-//! short one a command, so that an operator's `socat` is not kept out; while somebody holds it ([`Held`]), a
-//! lasting one, because events come only to who is connected. Several may hold it at a time. A command may take long (QEMU stops a vCPU only when its page
-//! fault is answered), so the wait is bounded; the command itself stays queued in QEMU and takes effect when it can. Its
-//! late answer goes down with the connection.
+//! QEMU serves one client at a time on it. So there is one [`Monitor`] a VM, and one conversation at a time: by itself a short
+//! one a command, so that an operator's `socat` is not kept out; while somebody holds it ([`Held`]), a lasting one, because
+//! events come only to who is connected. Several may hold it at a time. A command may take long (QEMU stops a vCPU only when
+//! its page fault is answered), so the wait is bounded; the command itself stays queued in QEMU and takes effect when it can.
+//! Its late answer goes down with the connection.
 
 mod events;
 pub mod poll;

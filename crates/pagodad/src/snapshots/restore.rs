@@ -2,9 +2,9 @@
 //!
 //! The order: the image is held, so that nobody removes it -> everything that can be wrong is looked for, the image's map and
 //! the room for the VM among it, and overlays for its disks are made -> a rollback ends the VM of that name -> the VM is made,
-//! whose record names the image and the overlays -> the disks are put back ([`crate::disks`]) -> the caller starts QEMU, which attaches and finds its pages in the image -> the daemon gives QEMU the state
-//! ([`super::load()`]) -> the guest goes on. The image stays what it is, so whatever fails after the VM has ended can be tried
-//! again.
+//! whose record names the image and the overlays -> the disks are put back ([`crate::disks`]) -> the caller starts QEMU, which
+//! attaches and finds its pages in the image -> the daemon gives QEMU the state ([`super::load()`]) -> the guest goes on. The
+//! image stays what it is, so whatever fails after the VM has ended can be tried again.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
