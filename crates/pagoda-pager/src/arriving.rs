@@ -5,8 +5,8 @@
 //! else to swap. A page of zeros is a hole in both files. [`Arriving::finish`] says where each page is, for
 //! [`crate::handle::Command::Arrived`].
 //!
-//! The VM's QEMU has the RAM files mapped and may touch pages, for its guest does not run yet. What it makes of a page that is not in DRAM
-//! means nothing: the map here says where the content of every page is. `finish` makes holes there.
+//! The VM's QEMU has the RAM files mapped, and may touch pages while its guest does not run yet. A page that it makes in a hole means
+//! nothing: the map here says where the content of every page is, and `finish` makes holes there again.
 //!
 //! If anything fails, the VM does not come: nothing is stored from then on, and `finish` refuses. Its guest still runs at the
 //! other host.
@@ -36,7 +36,7 @@ struct Places {
     swap: PageSet,
 }
 
-/// See the module.
+/// Stores a VM's pages as they come from another host, and knows where each is.
 #[derive(Debug)]
 pub struct Arriving {
     regions: Vec<Region>,

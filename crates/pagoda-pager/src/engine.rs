@@ -6,7 +6,8 @@
 //!
 //! Each owner has its own state, which others reach by its methods only, and gets what it needs of the others as arguments:
 //! [`paging`] has the pages, and answers faults; [`link`] has the connections to the VMM; [`sampler`] measures for the
-//! policy; [`sharer`] looks for equal pages; [`imager`] has the VM's image; [`mover`] serves a move of the VM to another host; [`status`] reports. The loop has the ring, the inbox and the time.
+//! policy; [`sharer`] looks for equal pages; [`imager`] has the VM's image; [`mover`] serves a move of the VM to another
+//! host; [`status`] reports. The loop has the ring, the inbox and the time.
 //!
 //! What the guest sees: if this thread or the whole daemon dies, faults wait until the next daemon answers them. If the disk
 //! fails, the VM is stalled and its owner told. If an owner finds an invariant broken, the VM is halted as it is
@@ -81,7 +82,7 @@ const TICK_IDLE: Duration = Duration::from_millis(1000);
 /// How soon direct I/O that blocks page-out is looked at again: a request takes some hundred microseconds.
 const TICK_PIN: Duration = Duration::from_millis(1);
 
-/// See the module.
+/// Serves one VM: it owns the VM's state, and runs on a thread of its own.
 pub struct Engine {
     name: Arc<str>,
     paging: Paging,
@@ -295,7 +296,7 @@ impl Engine {
         if !self.mover.slowed().is_on() {
             return;
         }
-        // Those that come meanwhile are due later.
+        // Faults that come meanwhile are due later.
         let now = Instant::now();
         while let Some(fault) = self.mover.slowed().next_due(now) {
             self.fault_at = now;

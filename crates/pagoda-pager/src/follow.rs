@@ -18,7 +18,7 @@ const DOUBT: u32 = 4;
 /// How often the thread's CPU is looked up: the scheduler moves it seldom, and the look costs 2 us.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// See the module.
+/// Which thread the engine follows, and how sure it is of it.
 #[derive(Debug)]
 pub struct Follow {
     pid: u32,

@@ -33,9 +33,9 @@ const ARRIVE_WAIT: Duration = Duration::from_secs(30);
 /// What an engine can be told.
 #[derive(Debug)]
 pub enum Command {
-    /// New cap.
+    /// The most pages that the VM may have in DRAM from now on.
     SetLimit(PageCount),
-    /// What page-out leaves in DRAM.
+    /// The fewest pages that page-out leaves in DRAM.
     SetMin(PageCount),
     /// The cause of a stall is gone.
     Continue,
@@ -127,10 +127,10 @@ pub struct CopyOrder {
     pub way: Way,
 }
 
-/// Where copies go.
+/// Where copies of pages go that a move has asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// To whoever has asked for them.
+    /// The copies go to whoever has asked for them.
     Send,
     /// Into the tier that is handed over, so that none has to be sent. What that does not take goes to whoever has asked.
     Place,
@@ -143,7 +143,7 @@ pub struct Copied {
     pub content: Content,
 }
 
-/// See [`Copied`].
+/// The content of the pages that a [`Copied`] names, or why there is none.
 #[derive(Debug)]
 pub enum Content {
     /// 4096 bytes a page, which may be zeros too.
@@ -174,13 +174,13 @@ pub enum GateAnswer {
 /// Why the shim's gate is not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
-    /// [`GateAnswer::NoAgent`].
+    /// The shim's agent is not connected: [`GateAnswer::NoAgent`].
     #[error("the agent in the VM's process is away")]
     NoAgent,
-    /// [`GateAnswer::Lost`].
+    /// The agent hung up instead of an answer: [`GateAnswer::Lost`].
     #[error("the shim in the VM's process is of an older version, which cannot open its gate, or it has just ended")]
     Refused,
-    /// No answer in time.
+    /// No answer came in time.
     #[error("the VM's engine or its agent did not answer within {} s", GATE_WAIT.as_secs())]
     Silent,
     /// There is no engine any more.
@@ -208,17 +208,17 @@ pub enum Notice {
 /// A view of a VM from outside.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// Counters and gauges.
+    /// The VM's counters and gauges.
     pub stats: Stats,
-    /// Registered with userfaultfd.
+    /// Whether the VM's RAM is registered with userfaultfd.
     pub armed: bool,
     /// Bytes in the RAM files.
     pub ram_bytes: u64,
     /// Bytes of the swap file on the disk.
     pub swap_bytes: u64,
-    /// Why it does not go on.
+    /// Why the VM stands still, if it is stalled or halted.
     pub stalled: Option<String>,
-    /// For how long.
+    /// How long the VM has been stalled.
     pub stalled_for: Duration,
     /// What it waits for outside this machine.
     pub waits: Option<String>,
@@ -244,7 +244,7 @@ pub struct Status {
     pub image: Option<ImageStatus>,
     /// The newest image, if one that begins now may refer to it, and of how many pages the VM still holds what it has.
     pub whole_image: Option<(ImageId, PageCount)>,
-    /// Counts publications.
+    /// Numbers the statuses that this engine publishes, from 1 on.
     pub generation: u64,
 }
 
@@ -267,7 +267,7 @@ impl Board {
     }
 }
 
-/// The daemon's end.
+/// The daemon's end of an engine: it sends commands, and reads the status.
 #[derive(Debug)]
 pub struct Handle {
     commands: Sender<Command>,
@@ -275,7 +275,7 @@ pub struct Handle {
     board: Arc<Board>,
 }
 
-/// The engine's end.
+/// The engine's end: it takes commands, and publishes the status.
 #[derive(Debug)]
 pub struct Inbox {
     commands: Receiver<Command>,
@@ -309,7 +309,7 @@ impl Handle {
     /// It is not open then, or, where there was no answer, shut as soon as the agent does anything.
     pub fn open_gate(&self) -> Result<(), GateError> {
         self.ask_gate(true).inspect_err(|_| {
-            // In its turn after what was not answered.
+            // The answer comes in its turn, after what was not answered.
             let (asker, _) = channel();
             self.send(Command::Gate { open: false, asker });
         })
@@ -421,7 +421,7 @@ impl Inbox {
         &self.wake
     }
 
-    /// Publishes a status.
+    /// Publishes a status, and wakes those who wait for a fresh one.
     pub fn publish(&self, mut status: Status) {
         let mut shown = self.board.lock();
         status.generation = shown.status.generation + 1;

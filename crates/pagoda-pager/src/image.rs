@@ -100,13 +100,13 @@ impl Ticket {
 /// How far the newest image of a VM is, while the VM has to do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageStatus {
-    /// Which it is.
+    /// The image that this is about.
     pub id: ImageId,
-    /// How far.
+    /// How far the image is.
     pub stage: ImageStage,
 }
 
-/// See [`ImageStatus`].
+/// How far an image is, from its preparation on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageStage {
     /// It does not exist yet. `sweeps`: how often all pages that may be written have been protected.

@@ -1,13 +1,13 @@
-//! Histograms of fault latency: logarithmic, four steps an octave, so an answer is within 19 % of the truth.
+//! Histograms of fault latency: four steps of the same width an octave, so an answer is at most 25 % above the truth.
 
 use std::time::Duration;
 
-/// Steps an octave.
+/// Buckets of an octave, all of the same width.
 const STEPS: u64 = 4;
 /// From 0 ns to 2^40 ns, 18 minutes: longer is counted there.
 const BUCKETS: usize = 40 * STEPS as usize;
 
-/// Counts of durations.
+/// How many durations fell into each bucket.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: [u64; BUCKETS],
@@ -20,7 +20,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts one.
+    /// Counts one duration in its bucket.
     pub fn record(&mut self, duration: Duration) {
         let ns = duration.as_nanos().min(u128::from(u64::MAX)) as u64;
         self.counts[bucket(ns)] += 1;

@@ -10,11 +10,12 @@
 //! * [`image`]: what both agree on about an image.
 //! * [`loan`]: what the VM borrows of its snapshot's template.
 //! * [`latency`]: how long faults took.
+//! * [`mapper`]: other processes that map the VM's RAM.
 //! * [`poll`]: waits for the end of a page-in without sleeping.
 //!
-//! One thread owns everything of a VM; those that read an image, or bring pages from another host, only hand it pages. If the daemon dies between any two lines, the RAM
-//! files, the swap file and the intents in shared memory say where every page is (`recover`), and the shim holds all that the
-//! next daemon needs.
+//! One thread owns everything of a VM; those that read an image, or bring pages from another host, only hand it pages. If the
+//! daemon dies between any two lines, the RAM files, the files of the tiers and the intents in shared memory say where every
+//! page is (`recover`), and the shim holds all that the next daemon needs.
 
 pub mod arriving;
 pub mod engine;

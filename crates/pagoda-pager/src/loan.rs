@@ -14,7 +14,7 @@ use pagoda_sys::template::Template;
 
 use crate::space::Space;
 
-/// See the module.
+/// Finds out what one VM borrows: its template, and the VMM's memory and page tables.
 #[derive(Debug)]
 pub struct Loan {
     template: Arc<Template>,
@@ -43,7 +43,7 @@ impl Loan {
         Ok(Loan { template, memory, pagemap, content: vec![0; CHUNK_SIZE as usize] })
     }
 
-    /// The template.
+    /// The template that the VM borrows of.
     pub fn template(&self) -> &Arc<Template> {
         &self.template
     }

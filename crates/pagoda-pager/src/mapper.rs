@@ -13,7 +13,7 @@ use pagoda_core::units::{PAGE_SIZE, PageIdx};
 pub struct NewMapper {
     /// Its number in the memory that the VMM keeps (`pagoda_abi::shared::Shared::mappers`).
     pub slot: usize,
-    /// For messages.
+    /// The process's id, which messages name.
     pub pid: u32,
     /// Becomes readable when it ends.
     pub pidfd: OwnedFd,
@@ -28,7 +28,7 @@ pub struct NewMapper {
 pub struct Mapped {
     /// The first page of it in the VM's space.
     pub first: PageIdx,
-    /// How many pages.
+    /// How many pages follow one another here.
     pub pages: u64,
     /// Address of the first in the mapper.
     pub addr: u64,
@@ -60,7 +60,7 @@ impl Table {
         self.0.retain(|mapped| mapped.addr != addr);
     }
 
-    /// Nothing is mapped.
+    /// Forgets every mapping of the mapper.
     pub fn clear(&mut self) {
         self.0.clear();
     }

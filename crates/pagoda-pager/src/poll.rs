@@ -23,7 +23,7 @@ const CROWDED_PAUSE: Duration = Duration::from_millis(10);
 /// Weight of the newest page-in in the usual time: one in 16, so that a burst of slow ones is forgiven.
 const SMOOTHING: u32 = 16;
 
-/// See the module.
+/// When the engine polls, and for how long.
 #[derive(Debug)]
 pub struct BusyPoll {
     max: Duration,

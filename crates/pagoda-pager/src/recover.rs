@@ -1,4 +1,4 @@
-//! The page table of a VM from what survives the daemon: the RAM files, the swap file, the open intents.
+//! The page table of a VM from what survives the daemon: the RAM files, what the tiers keep, and the open intents.
 //!
 //! The rule: data in the RAM file is the page, unless an intent names it; else the page is what the tiers say ([`Stack`]); else it
 //! is zero. Nothing else is needed, and nothing else is trusted.
@@ -29,9 +29,9 @@ pub enum RecoverError {
     /// The kernel refuses something.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried.
+        /// What was tried, as a verb.
         what: &'static str,
-        /// Why not.
+        /// The error that the kernel returned.
         source: Errno,
     },
     /// The tiers do not say which pages they have.

@@ -4,7 +4,7 @@ use pagoda_core::fault::OpId;
 
 use crate::tier::TierIdx;
 
-/// See the module.
+/// What a request to the ring was for, and so what its completion means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A userfaultfd has messages.
@@ -15,21 +15,21 @@ pub enum Source {
     Calls(u32),
     /// Commands of the daemon.
     Wake,
-    /// The VMM's pidfd.
+    /// The VMM's pidfd is readable: it has ended.
     Exit,
     /// A mapper's connection, of this generation (24 bits).
     Mapper { slot: u8, generation: u32 },
     /// A mapper's userfaultfd has messages.
     MapperUffd(u32),
-    /// A mapper's pidfd.
+    /// The pidfd of the mapper in this slot is readable: it has ended.
     MapperExit(u32),
     /// The pidfd of a mapper's process that maps RAM.
     WorkerExit(u32),
     /// A tier's read or write for an operation ended.
     Io {
-        /// The tier.
+        /// The tier that the request belongs to.
         tier: TierIdx,
-        /// The operation.
+        /// The machine's operation that waits for the request.
         op: OpId,
     },
     /// A tier's own descriptor is readable.

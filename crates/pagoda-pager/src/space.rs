@@ -1,4 +1,4 @@
-//! Where a page is: in the VMM's address space, in a RAM file, in swap.
+//! Where a page is: in the VMM's address space, and in a RAM file.
 //!
 //! A VM's space is its regions, one after the other. Regions are multiples of 2 MiB, so no chunk lies in two.
 
@@ -14,7 +14,7 @@ use pagoda_sys::uffd::Uffd;
 pub struct Region {
     /// Address in the VMM.
     pub addr: u64,
-    /// The RAM file.
+    /// The memfd that holds the region's pages.
     pub ram: RamFile,
     /// Our own mapping of it, which may fill a hole with a folio of a whole chunk.
     pub view: RamView,
@@ -26,11 +26,11 @@ pub struct Region {
 /// A range of the VMM's address space and the userfaultfd that covers it.
 #[derive(Debug)]
 pub struct Shard {
-    /// First address.
+    /// First address of the range in the VMM.
     pub addr: u64,
-    /// Length in bytes.
+    /// Length of the range in bytes.
     pub len: u64,
-    /// Its faults.
+    /// The userfaultfd that reports the range's faults.
     pub uffd: Uffd,
 }
 
@@ -52,11 +52,11 @@ pub struct Space {
 /// A page range as seen from one region.
 #[derive(Debug)]
 pub struct Location<'a> {
-    /// The region.
+    /// The region that the pages are in.
     pub region: &'a Region,
     /// First byte in the RAM file.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the range in bytes.
     pub len: u64,
     /// First address in the VMM.
     pub addr: u64,
@@ -77,17 +77,17 @@ pub enum SpaceError {
         "region at {addr:#x} with {len} bytes is not aligned: its address must be a multiple of 4 KiB, its length of 2 MiB"
     )]
     Alignment {
-        /// Its address.
+        /// The region's first address in the VMM.
         addr: u64,
-        /// Its length.
+        /// The region's length in bytes.
         len: u64,
     },
     /// Shards do not cover each region exactly once.
     #[error("userfaultfds cover {covered} bytes of RAM, not {len}")]
     Coverage {
-        /// Bytes covered.
+        /// Bytes of RAM that the userfaultfds cover.
         covered: u64,
-        /// Bytes of RAM.
+        /// Bytes of RAM that the regions have.
         len: u64,
     },
 }
@@ -139,17 +139,17 @@ impl Space {
         }
     }
 
-    /// Size in bytes.
+    /// Size of the VM's RAM in bytes.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.len)
     }
 
-    /// Size in chunks.
+    /// Size of the VM's RAM in chunks.
     pub fn chunks(&self) -> ChunkCount {
         ChunkCount((self.len / CHUNK_SIZE) as u32)
     }
 
-    /// The userfaultfds.
+    /// The ranges of the VMM that userfaultfds cover.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }

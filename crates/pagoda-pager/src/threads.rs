@@ -1,4 +1,4 @@
-//! Names of threads.
+//! Names of the threads that serve a VM, as `top -H` shows them.
 
 /// `TASK_COMM_LEN` of the kernel, without its end.
 const NAME_LEN_MAX: usize = 15;

@@ -76,7 +76,7 @@ impl TierIdx {
 pub enum Target {
     /// Into a buffer of the ring, whose first byte is that of page `first`.
     Buffer {
-        /// The buffer.
+        /// The buffer of the ring that the pages are read into.
         id: BufferId,
         /// The page of its first byte.
         first: PageIdx,
@@ -88,16 +88,16 @@ pub enum Target {
 /// Pages to be read from one tier.
 #[derive(Clone, Copy, Debug)]
 pub struct Read {
-    /// The machine's operation.
+    /// The machine's operation that the read belongs to.
     pub op: OpId,
-    /// The chunk.
+    /// The chunk that all of the pages are in.
     pub chunk: ChunkIdx,
     /// The pages whose content is wanted, all of which the tier has.
     pub pages: PageSet,
     /// Pages that may be read with them, for a tier to which one long request is cheaper than several. Their place in the target
     /// is nobody else's, and what arrives there is not used.
     pub around: PageSet,
-    /// Where they go.
+    /// Where the content of the pages goes.
     pub target: Target,
     /// A fault waits for them.
     pub demand: bool,
@@ -107,9 +107,9 @@ pub struct Read {
 /// written counts.
 #[derive(Clone, Copy, Debug)]
 pub struct Write {
-    /// The machine's operation.
+    /// The machine's operation that the write belongs to.
     pub op: OpId,
-    /// The chunk.
+    /// The chunk that all of the pages are in.
     pub chunk: ChunkIdx,
     /// The pages, none of which is all zero.
     pub pages: PageSet,
@@ -126,7 +126,7 @@ pub struct Begun {
     pub overwritten: PageSet,
     /// Of a write: the pages that the tier does not take. The next tier is asked.
     pub declined: PageSet,
-    /// What went wrong at once.
+    /// What went wrong at once, if anything did.
     pub error: Option<IoError>,
 }
 
@@ -148,11 +148,11 @@ pub enum Outcome {
 /// The end of one page's part of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// The operation.
+    /// The operation that the page was read or written for.
     pub op: OpId,
-    /// The page.
+    /// The page that this is about.
     pub page: PageIdx,
-    /// How it ended.
+    /// How the page's part of the operation ended.
     pub outcome: Outcome,
 }
 
@@ -161,7 +161,7 @@ pub struct Ended {
 pub struct Step {
     /// Runs of adjacent pages at most.
     pub runs: usize,
-    /// Pages at most.
+    /// How many pages it takes at most.
     pub pages: u16,
 }
 
@@ -171,7 +171,7 @@ impl Step {
         Step { runs: if has_time { PACED_RUNS } else { STEP_RUNS }, pages: CHUNK_PAGES as u16 }
     }
 
-    /// The first of these pages.
+    /// As many of these pages as the step takes, from the first on.
     pub fn of(self, pages: PageSet) -> PageSet {
         let runs = pages.runs().take(self.runs).map(|run| PageSet::range(run.start, run.len));
         let step = runs.fold(PageSet::EMPTY, |step, run| step | run);
@@ -182,7 +182,7 @@ impl Step {
 /// Whether a tier takes pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
-    /// So many at once.
+    /// It takes so many at once.
     Now(Step),
     /// Later: as much as it can bear is under way.
     Later,
@@ -193,7 +193,7 @@ pub enum Takes {
 /// Whether a tier takes copies for whoever the VM moves to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Places {
-    /// Some.
+    /// It takes some copies now.
     Now,
     /// Later: as much as it can bear is under way.
     Later,
@@ -204,7 +204,7 @@ pub enum Places {
 /// What became of a copy for whoever the VM moves to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// The page.
+    /// The page that was copied.
     pub page: PageIdx,
     /// The tier that is handed over has what it held, in as many copies as it keeps. Else nothing is known.
     pub is_there: bool,
@@ -229,9 +229,9 @@ pub struct Counts {
 
 /// What of the engine a tier may use while it is called.
 pub struct Io<'a> {
-    /// The VM's ring.
+    /// The ring through which the engine reads and writes files.
     pub ring: &'a mut Ring,
-    /// The VM's RAM.
+    /// The VM's RAM, by region.
     pub space: &'a Space,
     /// The tier's own position in the stack.
     pub tier: TierIdx,
@@ -433,7 +433,7 @@ pub trait Tier: Send + std::fmt::Debug {
     /// The VM has ended.
     fn end(&mut self) {}
 
-    /// What it counts.
+    /// How much it holds, and has moved since the engine began.
     fn counts(&self) -> Counts;
 
     /// Adds metrics of its own.

@@ -85,9 +85,9 @@ fn introduce(link: c_int, config: &'static Config, flags: &mut u32) -> Result<()
 
 /// What Prepared says and carries.
 struct Prepared {
-    /// Number of userfaultfds.
+    /// How many userfaultfds the VMM is to make.
     uffds: usize,
-    /// To make them with.
+    /// The daemon's device that makes them; `None`: it has given none.
     device: Option<c_int>,
     shared: c_int,
     /// What the VM borrows of its snapshot, to be mapped and kept.

@@ -20,7 +20,7 @@ const FD_MIN_LOW: c_int = 64;
 /// One RAM file. Device and inode name it, whatever fd or path the VMM opens it by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RamFile {
-    /// Our own fd of it.
+    /// The shim's own fd of the file.
     pub fd: c_int,
     /// Its length in bytes: the mapping's too.
     pub len: u64,
@@ -81,7 +81,7 @@ pub fn lends_to() -> Option<&'static [u8]> {
     LENDS_TO.get().map(|(bytes, len)| &bytes[..*len])
 }
 
-/// This process has its RAM.
+/// From now on this process has the VM's RAM.
 pub fn set_ram(name: &Name, ram: List<RamFile, REGIONS_MAX>, role: Role) -> &'static Config {
     CONFIG.get_or_init(|| Config { name: *name, role, ram })
 }

@@ -13,7 +13,7 @@ use crate::clock;
 static VMM: AtomicI32 = AtomicI32::new(0);
 
 unsafe extern "C" {
-    /// on_exit(3) of glibc.
+    /// Has glibc call a function when the process ends by exit(3), with the status: on_exit(3).
     fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 

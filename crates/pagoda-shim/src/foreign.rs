@@ -17,7 +17,7 @@ use crate::{clock, lent, link};
 const REASONS: [ForeignReason; 4] =
     [ForeignReason::RamFdSent, ForeignReason::DmaMapped, ForeignReason::FixedBuffers, ForeignReason::UntrackedIo];
 
-/// One bit a reason that was ever reported.
+/// The reasons that were ever reported, one bit for each.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 /// The agent's connection, once there is one. The number never changes: a new connection takes it over by dup3(2), so
 /// a report cannot go to a stranger.
@@ -68,7 +68,7 @@ pub fn lend() {
     }
 }
 
-/// The daemon knows mappers.
+/// The daemon knows mappers, so RAM may be lent to them.
 pub fn allow_lending() {
     LENDING.store(true, Ordering::Relaxed);
 }

@@ -26,7 +26,7 @@ pub fn open() {
     IS_OPEN.store(true, Ordering::SeqCst);
 }
 
-/// It does no longer.
+/// QEMU does not find the capability any more.
 pub fn shut() {
     IS_OPEN.store(false, Ordering::SeqCst);
 }

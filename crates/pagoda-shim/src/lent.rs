@@ -13,7 +13,7 @@ pub const CHUNKS_MAX: usize = 4 << 20;
 
 /// Chunks whose place maps the template, a bit each. Static memory that is not used costs nothing.
 static LENT: [AtomicU64; CHUNKS_MAX / 64] = [const { AtomicU64::new(0) }; CHUNKS_MAX / 64];
-/// Any of them is.
+/// Whether any chunk maps the template.
 static IS_GIVEN: AtomicBool = AtomicBool::new(false);
 /// A move is being done.
 static IS_MOVING: AtomicBool = AtomicBool::new(false);
@@ -51,7 +51,7 @@ pub fn is_lent(region: usize, offset: usize, len: usize) -> bool {
     chunks.into_iter().any(|chunk| is_lent_chunk(first + chunk as u64))
 }
 
-/// Whether this chunk does.
+/// Whether this chunk maps the template.
 pub fn is_lent_chunk(chunk: u64) -> bool {
     let word = LENT.get(chunk as usize / 64).map_or(0, |word| word.load(Ordering::SeqCst));
     word >> (chunk % 64) & 1 == 1

@@ -16,7 +16,7 @@ struct Control([u8; 160]);
 const _: () =
     assert!(unsafe { libc::CMSG_SPACE((FDS_MAX * size_of::<c_int>()) as u32) } as usize <= size_of::<Control>());
 
-/// Before something is tried again.
+/// The pause before something is tried again, in milliseconds.
 const PAUSE_MS: c_int = 10;
 
 /// The connection is of no more use: the daemon is gone, or it sent what cannot be understood.

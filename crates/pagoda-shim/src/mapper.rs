@@ -36,7 +36,7 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 struct Lent {
     /// Daemons connect to it.
     listener: c_int,
-    /// Makes userfaultfds.
+    /// The device by which each process makes its userfaultfd.
     device: c_int,
 }
 
@@ -44,7 +44,7 @@ struct Lent {
 struct Own {
     pid: u32,
     uffd: c_int,
-    /// By which the daemon sees its end.
+    /// The descriptor by which the daemon sees the process's end.
     pidfd: c_int,
     /// The connection to the daemon is always at this number.
     link: c_int,
@@ -62,7 +62,7 @@ enum State {
     /// The daemon was asked by this number.
     Asked(u64),
     Granted,
-    /// With this errno.
+    /// The daemon has refused the mapping, with this errno.
     Refused(c_int),
 }
 

@@ -22,7 +22,7 @@ const IOV_MAX: usize = 1024;
 const MOVE_PAUSE: Duration = Duration::from_millis(1);
 
 struct Mapping {
-    /// 0: not mapped.
+    /// The first address of the mapping; 0: there is none.
     addr: AtomicUsize,
     len: AtomicUsize,
 }

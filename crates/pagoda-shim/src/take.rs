@@ -20,7 +20,7 @@ use crate::link::{self, Broken};
 use crate::say::{give_up, say};
 use crate::{agent, config};
 
-/// From RAM taken to RAM attached; QEMU needs milliseconds.
+/// How long RAM may be taken and not attached; QEMU needs milliseconds.
 const ATTACH_MAX: Duration = Duration::from_secs(10);
 
 /// The region that a path names.

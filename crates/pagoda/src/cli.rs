@@ -320,7 +320,7 @@ pub struct Doctor {
     /// Directory for swap files to check [default: the running daemon's, else /var/lib/pagoda/swap]
     #[arg(long, value_name = "DIR")]
     pub swap_dir: Option<PathBuf>,
-    /// QEMU to check
+    /// The QEMU program to check
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
     pub qemu: String,
 }

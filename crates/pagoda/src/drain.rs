@@ -86,7 +86,7 @@ fn request(options: &HostDrain) -> Result<MoveRequest> {
     Ok(request)
 }
 
-/// Each named once.
+/// The hosts that the user names, each of them once.
 fn hosts(options: &HostDrain) -> Result<Vec<String>> {
     let mut seen = BTreeSet::new();
     let twice = options.to.iter().find(|host| !seen.insert(host.as_str()));

@@ -82,7 +82,7 @@ fn status(error: &anyhow::Error) -> u8 {
     FAILED
 }
 
-/// Of what the daemon answers.
+/// The exit status of an error that the daemon has answered.
 fn code_status(code: ErrorCode) -> u8 {
     match code {
         ErrorCode::NoSuchVm | ErrorCode::NoSuchOutbox | ErrorCode::NoSuchSnapshot | ErrorCode::NoSuchHost => NOT_FOUND,

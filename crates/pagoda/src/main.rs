@@ -1,5 +1,5 @@
-//! The command line of Pagoda. Called `pagoda-qemu` it stands in for QEMU, see `wrapper`. Started by itself for a clone it becomes
-//! that one's QEMU, see `run/clone/child.rs`.
+//! The command line of Pagoda. Called `pagoda-qemu`, it stands in for QEMU: see `wrapper`. Started by itself for a clone, it
+//! becomes the clone's QEMU: see `run/clone/child.rs`.
 
 mod cli;
 mod disk;

@@ -79,7 +79,7 @@ fn finish_plan(plan: &MovePlan, format: Format) -> Result<()> {
     Err(NotAdmitted(format!("{} lacks {}", plan.host, text::room(plan.lacks))).into())
 }
 
-/// What came of it.
+/// Says how the move has ended; the exit status follows from it.
 fn finish(status: &MoveStatus, format: Format) -> Result<()> {
     if format == Format::Json {
         print_json(status)?;

@@ -1,4 +1,4 @@
-//! `pagoda outbox`: what there is, and another size.
+//! `pagoda outbox`: shows outboxes, explains their sizes, and changes them.
 
 use anyhow::Result;
 use pagoda_api::{Client, OutboxExplanation, OutboxInfo, OutboxProfile};

@@ -1,4 +1,4 @@
-//! Tables and progress for people, beside what the servers print too.
+//! Tables and progress for people. What the servers print too comes from `pagoda-cli`.
 
 use std::io::{self, IsTerminal, Write};
 

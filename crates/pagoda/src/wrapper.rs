@@ -35,7 +35,7 @@ const QEMU_ENV: &str = "PAGODA_QEMU";
 const QEMU_DEFAULT: &str = "/usr/bin/qemu-system-x86_64";
 const DRAM_ENV: &str = "PAGODA_DRAM";
 
-/// `/etc/pagoda/vm.d/NAME.toml`.
+/// The settings of a VM in `/etc/pagoda/vm.d/NAME.toml`.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct VmConfig {

@@ -312,7 +312,7 @@ fn attach(
         above_swap.push(Box::new(SourceTier::new(arrivals)));
     }
     let looking = registry.sharing_of(&record, member.as_ref());
-    // Before its engine starts, for then pages change.
+    // The image is looked for before the engine starts, for then pages change.
     let image = if taken_over { snapshots::unfilled(registry, &record, &shared) } else { None };
     let holds_image = image.is_some();
     let mappers = mappers::known(&shared, &registry.config.state_dir, &inodes)?;

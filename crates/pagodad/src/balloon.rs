@@ -120,7 +120,7 @@ impl Handle {
         }
     }
 
-    /// Where it stands.
+    /// What the API says of the balloon, as of the thread's last report.
     pub fn info(&self) -> BalloonInfo {
         let report = *self.board.lock().unwrap_or_else(PoisonError::into_inner);
         let view = report.view;
@@ -213,7 +213,7 @@ struct Worker {
     seen: Device,
     device: BalloonDevice,
     monitor: Arc<Monitor>,
-    /// While there is something to look at.
+    /// The monitor's connection, which is kept while there is something to look at.
     held: Option<Held<Arc<Monitor>>>,
     page_out: PageOut,
     allow_large_folios: AllowLargeFolios,

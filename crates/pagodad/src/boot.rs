@@ -1,5 +1,5 @@
-//! The life of the host that this is, from its start to the next: numbers of devices, processes and the page cache are those of
-//! one life.
+//! Which life of the host this is, from one start to the next: numbers of devices and processes, and what the page cache holds, mean
+//! nothing in the next one.
 
 use std::sync::OnceLock;
 
@@ -21,10 +21,10 @@ pub fn id() -> Result<&'static str, String> {
 /// When something was noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// In this life of the host.
+    /// It was noted in this life of the host.
     This,
     Earlier,
-    /// It does not say.
+    /// Nobody can tell, because the note or the kernel does not say.
     Unknown,
 }
 

@@ -20,7 +20,7 @@ const ROOM_MIN: Bytes = Bytes(1 << 20);
 pub struct Compressed {
     /// Bytes of memory that it may take.
     pub room: u64,
-    /// Where its files are.
+    /// The directory that has its files.
     pub dir: String,
 }
 

@@ -25,7 +25,7 @@ const EXTENSION: &str = "crashed";
 /// Longest note that is read, in bytes.
 const NOTE_MAX: usize = 4096;
 
-/// See the module.
+/// The directory that has the notes of crashed VMs.
 #[derive(Debug)]
 pub struct Crashes {
     dir: PathBuf,

@@ -44,12 +44,12 @@ use crate::config::SnapshotsConfig;
 use crate::disks::NotedLayer;
 use crate::parts::{Parts, pauses};
 
-/// In health.
+/// The name under which health shows snapshots.
 const PART: &str = "snapshots";
 /// How often the images are counted: all their manifests are read, some milliseconds of CPU time for ten of them.
 const COUNT_PERIOD: Duration = Duration::from_secs(30);
 
-/// See the module.
+/// All snapshots of this host, and what is being done to them.
 #[derive(Debug)]
 pub struct Images {
     config: SnapshotsConfig,
@@ -87,11 +87,11 @@ impl Opened {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Which {
     Named(SnapshotName),
-    /// Also one whose manifest cannot be read.
+    /// The image of this number, also if its manifest cannot be read.
     Id(ImageId),
 }
 
-/// A snapshot's image.
+/// An image that was found by its name or number.
 #[derive(Debug)]
 pub struct Found {
     pub listed: Listed,
@@ -206,7 +206,7 @@ impl Images {
         snapshot.template_bytes = self.templates.bytes_of(id);
     }
 
-    /// Templates of images.
+    /// The templates that clones read.
     pub fn templates(&self) -> &templates::Templates {
         &self.templates
     }
@@ -541,7 +541,7 @@ impl Images {
         Ok(listed.manifest.as_ref().is_none_or(|manifest| manifest.check_usable(boot_id).is_ok()))
     }
 
-    /// As they were counted last.
+    /// The snapshots, as they were counted last.
     pub fn counted(&self) -> Option<HostSnapshots> {
         lock(&self.counted).clone()
     }

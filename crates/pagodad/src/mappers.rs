@@ -15,7 +15,7 @@ use pagoda_abi::shared::Shared;
 use pagoda_pager::mapper::NewMapper;
 use pagoda_sys::{Errno, process};
 
-/// Of a state directory.
+/// The directory of mappers' sockets, below a state directory.
 pub fn dir(state_dir: &Path) -> PathBuf {
     state_dir.join("mappers")
 }
@@ -44,7 +44,7 @@ pub fn make_dir(state_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whose socket this is.
+/// The process whose socket this is: its id and its start time.
 fn process_of(path: &Path) -> Option<(u32, u64)> {
     let (_, process) = path.file_name()?.to_str()?.split_once('-')?;
     let (pid, start) = process.split_once('-')?;

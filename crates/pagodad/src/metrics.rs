@@ -116,7 +116,7 @@ pub fn catalogue_table() -> String {
     text
 }
 
-/// One scrape's worth.
+/// What one scrape shows: the VMs, the host and this process.
 #[derive(Debug)]
 struct Snapshot {
     vms: Vec<VmInfo>,
@@ -125,7 +125,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    /// Of VMs with an outbox.
+    /// Encodes the metrics of outboxes, for VMs that have one.
     fn encode_outboxes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         for Row { def, value } in OUTBOX {
             let values = self.vms.iter().filter_map(|vm| Some((of_vm(vm), value(vm.outbox.as_ref()?))));
@@ -273,7 +273,7 @@ fn states(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
     })
 }
 
-/// As [`states`].
+/// The VM's status with the policy, as a metric for each status: see [`states`].
 fn statuses(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
     STATUSES.into_iter().map(|status| {
         let mut labels = of_vm(vm);
@@ -282,7 +282,7 @@ fn statuses(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
     })
 }
 
-/// As [`states`], of the host.
+/// The host's state with the policy, as a metric for each state: see [`states`].
 fn host_states(host: &HostInfo) -> impl Iterator<Item = (Labels, Value)> {
     STATES.into_iter().map(|state| {
         (vec![("state", state.name().to_owned())], Value::Count(u64::from(state.name() == host.policy.state)))
@@ -311,7 +311,7 @@ fn latencies(vm: &VmInfo) -> impl Iterator<Item = (Labels, Value)> {
     })
 }
 
-/// With the VM's labels, and these.
+/// The quantiles of a latency, with the VM's labels and these.
 fn quantiles(vm: &VmInfo, more: &[(&'static str, &str)], latency: &Latency) -> [(Labels, Value); 2] {
     [("0.5", latency.p50_us), ("0.99", latency.p99_us)].map(|(quantile, us)| {
         let mut labels = of_vm(vm);

@@ -1,4 +1,4 @@
-//! What engines say on their own, on its way to whom it is for.
+//! What engines report by themselves, and what is done about it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -49,7 +49,7 @@ const START_MAX: Duration = Duration::from_secs(20);
 enum Process {
     /// It has not come yet. What it will listen on.
     Expected(Option<Listener>),
-    /// Its id and start time.
+    /// It runs; its process id and its start time.
     Runs(u32, u64),
     Ended,
 }
@@ -67,7 +67,7 @@ struct State {
     problem: Option<String>,
     /// What its size follows; `None`: it is set by hand.
     auto: Option<Auto>,
-    /// Its VM has ended.
+    /// Its VM has ended, and it serves on.
     lingers: bool,
     hearing: Hearing,
 }
@@ -86,14 +86,14 @@ pub struct Before {
     auto: Option<Auto>,
 }
 
-/// See the module.
+/// The outbox of one VM, as this daemon knows it.
 #[derive(Debug)]
 pub struct Outbox {
     id: OutboxId,
-    /// Its VM's name.
+    /// The name of the VM whose outbox this is.
     pub vm: String,
     pub vm_token: Token,
-    /// By which its process proves that it is the one.
+    /// The secret by which the outbox's process proves that it is the one.
     pub token: Token,
     dir: PathBuf,
     /// Locked for a whole change: one at a time, and no answer is taken in meanwhile.
@@ -102,7 +102,7 @@ pub struct Outbox {
     state: Mutex<State>,
 }
 
-/// All of them.
+/// All outboxes of this host, by number.
 #[derive(Debug)]
 pub struct Outboxes {
     dir: PathBuf,
@@ -274,7 +274,7 @@ impl Outbox {
     }
 }
 
-/// Alone with an outbox.
+/// An outbox that nobody else changes meanwhile, because its line is locked.
 #[derive(Debug)]
 pub struct Changing<'a> {
     outbox: &'a Outbox,
@@ -507,7 +507,7 @@ impl Outboxes {
         lock(&self.all).values().find(|outbox| outbox.token == token).cloned()
     }
 
-    /// That of the VM with this token.
+    /// The outbox of the VM with this token.
     pub fn of_vm(&self, vm_token: Token) -> Option<Arc<Outbox>> {
         lock(&self.all).values().find(|outbox| outbox.vm_token == vm_token).cloned()
     }

@@ -40,7 +40,7 @@ pub struct Governor {
     pub doorbell: Doorbell,
     /// Locked for a whole round by the thread that makes it, and by nobody else.
     recording: Mutex<Recording>,
-    /// Of the pages that rounds choose for samples.
+    /// The seed of the pages that rounds choose for samples.
     seed: u64,
     started: Instant,
 }
@@ -76,7 +76,7 @@ impl Governor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The policy's clock.
+    /// The policy's clock: milliseconds since the daemon made it.
     pub fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }

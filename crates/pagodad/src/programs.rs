@@ -22,7 +22,7 @@ enum Said {
     Different,
 }
 
-/// See the module.
+/// What the programs of this host have said of their versions, by file.
 #[derive(Debug, Default)]
 pub struct Programs(Mutex<HashMap<File, Said>>);
 

@@ -1,16 +1,15 @@
 //! A QEMU monitor of ours, shared by all who need it.
 //!
-//! QEMU serves one client at a time on it. So there is one [`Monitor`] a VM, and one conversation at a time: by itself a
-//! short one a command, so that an operator's `socat` is not kept out; while somebody holds it ([`Held`]), a
-//! lasting one, because events come only to who is connected. Several may hold it at a time. A command may take long (QEMU stops a vCPU only when its page
-//! fault is answered), so the wait is bounded; the command itself stays queued in QEMU and takes effect when it can. Its
-//! late answer goes down with the connection.
+//! QEMU serves one client at a time on it. So there is one [`Monitor`] a VM, and one conversation at a time: by itself a short
+//! one a command, so that an operator's `socat` is not kept out; while somebody holds it ([`Held`]), a lasting one, because
+//! events come only to who is connected. Several may hold it at a time. A command may take long (QEMU stops a vCPU only when
+//! its page fault is answered), so the wait is bounded; the command itself stays queued in QEMU and takes effect when it can.
+//! Its late answer goes down with the connection.
 
 mod events;
 pub mod poll;
 pub mod processors;
 mod session;
-// Snapshots will use it.
 #[allow(dead_code, unused_imports)]
 pub mod state;
 #[cfg(test)]
@@ -42,12 +41,12 @@ const LOOK: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 struct State {
     session: Option<Session>,
-    /// Those for whom the connection outlives a command.
+    /// How many there are for whom the connection outlives a command.
     holders: usize,
     events: Events,
 }
 
-/// See the module.
+/// The monitor of one VM's QEMU.
 #[derive(Debug)]
 pub struct Monitor {
     path: PathBuf,
@@ -55,7 +54,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// For the socket at `path`; nothing is connected yet.
+    /// A monitor at the socket `path`, to which nothing is connected yet.
     pub fn new(path: &Path) -> Monitor {
         let state = State { session: None, holders: 0, events: Events::default() };
         Monitor { path: path.to_owned(), state: Mutex::new(state) }

@@ -42,7 +42,7 @@ const CLUSTER_MAX: usize = 64;
 pub struct Record {
     /// Unique among the daemon's VMs.
     pub name: String,
-    /// The VM's secret.
+    /// The VM's secret, which its VMM knows and shows when it attaches.
     #[serde(with = "token")]
     pub token: Token,
     pub kind: VmKind,
@@ -102,16 +102,16 @@ pub struct Record {
 /// The files that hold a VM's shared pages, each by device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharingFiles {
-    /// The VM's table.
+    /// The VM's table of shared pages.
     pub table: (u64, u64),
-    /// The pool of its group.
+    /// The frames of its share group.
     pub pool: (u64, u64),
 }
 
 /// A space of a pool of servers that lend memory.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remote {
-    /// Its number in the pool.
+    /// The number of the space in the pool.
     #[serde(with = "space")]
     pub space: u64,
     /// Servers that have each page, as the user asked.
@@ -141,7 +141,7 @@ fn bad(what: impl Into<String>) -> BadRecord {
 }
 
 impl Record {
-    /// Of a VM that no program is attached to.
+    /// The record of a VM that no program is attached to.
     pub fn new(name: &str, token: Token, kind: VmKind, regions: &[u64], spec: VmSpec) -> Record {
         Record {
             name: name.to_owned(),
@@ -182,7 +182,7 @@ impl Record {
         self.spec.balloon_target.filter(|_| self.paged_out)
     }
 
-    /// The file's content.
+    /// The content of the record's file, in the newest format.
     pub fn to_text(&self) -> String {
         // It has no map with keys of another type than text, which is all that JSON cannot have.
         let json = serde_json::to_string_pretty(self).unwrap_or_default();

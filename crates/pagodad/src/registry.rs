@@ -71,7 +71,7 @@ pub struct HostFacts {
     pub limits: Vec<String>,
 }
 
-/// See the module.
+/// All VMs of this daemon, and what they have in common.
 #[derive(Debug)]
 pub struct Registry {
     pub config: Config,

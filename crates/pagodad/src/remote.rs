@@ -48,7 +48,7 @@ impl NewTier {
         pending_release::settle(dirs, &self.remote);
     }
 
-    /// There will be no VM.
+    /// Gives the space back, because there will be no VM.
     pub fn give_up(&self, dirs: &Dirs) {
         // Of one in the registry file nothing is stored yet.
         if self.remote.cluster.is_some() {
@@ -158,7 +158,7 @@ pub fn note_end(dirs: &Dirs, record: &Record) -> Result<()> {
     pending_release::note(dirs, record)
 }
 
-/// See [`note_end`].
+/// Gives back what [`note_end`] has noted, on a thread of its own.
 pub fn give_back_noted(dirs: &Dirs, record: &Record) {
     if record.remote.is_some() {
         pending_release::give_back_later(dirs, record);

@@ -1,6 +1,6 @@
 //! Snapshots as procedures: taking one of a VM that runs, filling it, and making a VM of one.
 //!
-//! Each lays hands on three owners in turn: the VM's engine (its memory), QEMU (the state of its devices), and
+//! Each works with three owners in turn: the VM's engine (its memory), QEMU (the state of its devices), and
 //! [`crate::images::Images`] (the files). The VM's record says what is under way, so that whichever daemon there is lets the
 //! guest run again.
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pagoda_api::types::{Autosnapshot, AutosnapshotInfo};
 use pagoda_core::policy::VmId;
 
-/// See the module.
+/// The timetables of all VMs, and what each has done so far.
 #[derive(Debug, Default)]
 pub struct Timetables(Mutex<BTreeMap<VmId, Kept>>);
 

@@ -29,7 +29,7 @@ impl Daemon {
             .arg(at("state"))
             .arg("--socket")
             .arg(at("s"))
-            // Nobody loads it.
+            // No VMM starts here, so nobody loads the shim.
             .args(["--shim", "/proc/self/exe"])
             .stdin(Stdio::null())
             .stderr(log)

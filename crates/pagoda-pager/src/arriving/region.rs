@@ -14,25 +14,25 @@ const TRIES: u32 = 4;
 
 #[derive(Debug)]
 pub struct Region {
-    /// Its number among the VM's.
+    /// The region's number among the VM's, from 0 on.
     pub number: usize,
-    /// Number of its first chunk.
+    /// The number of the region's first chunk in the VM.
     pub first: usize,
     pub ram: RamFile,
 }
 
 impl Region {
-    /// The numbers of its chunks.
+    /// The numbers of the region's chunks in the VM.
     pub fn chunks(&self) -> Range<usize> {
         self.first..self.first + (self.ram.len() / CHUNK_SIZE) as usize
     }
 
-    /// These pages get this content.
+    /// Gives these pages this content.
     pub fn write(&self, pages: Pages, content: &[u8]) -> Result<(), ArriveError> {
         self.ram.write(self.offset(pages), content).map_err(|source| self.failed("write to", source))
     }
 
-    /// These pages become holes.
+    /// Makes holes of these pages.
     pub fn clear(&self, pages: Pages) -> Result<(), ArriveError> {
         let punched = self.ram.punch(self.offset(pages), u64::from(pages.run.len) * PAGE_SIZE);
         punched.map_err(|source| self.failed("make a hole in", source))
@@ -47,7 +47,7 @@ impl Region {
         for _ in 0..TRIES {
             for gap in &gaps {
                 match self.ram.next_data(gap.start).map_err(|source| self.failed("look for pages in", source))? {
-                    // Nothing follows.
+                    // The file has no more data, neither in this gap nor behind it.
                     None => break,
                     Some(data) if data >= gap.end => {}
                     Some(_) => {

@@ -9,7 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::*;
 
 const MIB: u64 = CHUNK_SIZE;
-/// Of each region.
+/// Bytes of each of the VM's regions.
 const REGIONS: [u64; 2] = [8 * MIB, 4 * MIB];
 const CHUNKS: usize = 12;
 const PAGES: u64 = 256 * CHUNKS as u64;

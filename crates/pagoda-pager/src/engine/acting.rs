@@ -1,4 +1,4 @@
-//! What the machine has asked for, carried out by the owner of what it is about; and what comes of it.
+//! Has each action of the machine executed by the owner of what it is about, and takes in what comes of it.
 
 use std::time::Instant;
 

@@ -27,11 +27,11 @@ impl Engine {
         sampler.restart_sample(&mut context)
     }
 
-    /// Executes `Action::Disarm`.
+    /// Executes `Action::Disarm`: the kernel answers the VM's faults from then on.
     pub(super) fn disarm(&mut self) -> Result<(), Broken> {
         if self.paging.disarm()? {
             self.link.agent.collapse(&mut self.ring, self.paging.space());
-            // After the collapse, which maps what nobody has used.
+            // The sample begins anew after the collapse, which maps what nobody has used.
             let restarted = self.restart_sample();
             self.link.calls.release_pin_waiters();
             return restarted;

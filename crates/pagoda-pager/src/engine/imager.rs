@@ -86,7 +86,7 @@ pub enum Turn {
     Fill,
 }
 
-/// See the module.
+/// Takes the VM's newest image from its preparation until it has all pages or is lost.
 #[derive(Debug)]
 pub struct Imager {
     /// The VM's name, for messages.
@@ -103,7 +103,7 @@ pub struct Imager {
 }
 
 impl Imager {
-    /// Of a VM without an image.
+    /// The imager of a VM that has no image.
     pub fn new(vm: Arc<str>) -> Imager {
         let (pace, fills) = (Pace::new(PREPARE_PER_MILLE), Fills::new(FILL_PER_MILLE));
         let (state, room) = (State::Idle, Room::default());
@@ -307,7 +307,7 @@ impl Imager {
         self.write_back.is_some() && writer.is_behind()
     }
 
-    /// Executes `RefuseImage`.
+    /// Executes `RefuseImage`: the daemon is told why no image begins.
     pub fn refuse(&mut self, why: Refusal, paging: &mut Paging) {
         self.refuse_beginning(refusal_text(why), paging);
     }

@@ -39,7 +39,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Executes `Action::LoseImages`.
+    /// Executes `Action::LoseImages`: the image that lacks pages is lost.
     pub(super) fn lose_image(&mut self) {
         let why = match self.reporter.is_pinned() {
             true => "others may write the VM's memory unseen",

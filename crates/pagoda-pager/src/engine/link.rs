@@ -1,8 +1,8 @@
-//! The link to the VMM: its process, its agent, and its threads' calls.
+//! The link to the VMM and its mappers: processes, the agent, and the calls of the VMM's threads.
 //!
 //! The [`agent`] is the shim's thread, which does for the engine what only the VMM's own process can. The [`calls`] are
-//! what threads of the VMM ask of the engine and wait for. The [`mappers`] are other processes that map the VM's memory. None changes a page: what is received goes back to the
-//! loop, which makes events of it.
+//! what threads of the VMM ask of the engine and wait for. The [`mappers`] are other processes that map the VM's memory.
+//! None changes a page: what is received goes back to the loop, which makes events of it.
 //!
 //! If a connection breaks, the VM goes on: its faults are served, and what needs the agent waits for its next connection.
 
@@ -22,7 +22,7 @@ use self::mappers::MapperLinks;
 use super::broken::Broken;
 use crate::source::Source;
 
-/// See the module.
+/// Everything by which the engine speaks with the VMM and its mappers.
 pub struct VmmLink {
     pidfd: OwnedFd,
     pub agent: Agent,

@@ -15,7 +15,7 @@ use super::slowing::Faulted;
 use super::{Engine, EngineError, FAULTS_MAX};
 use crate::mapper::{Mapped, NewMapper};
 
-/// Before a mapper is asked again what it maps.
+/// The pause before a mapper is asked again what it maps.
 const GREET_PAUSE: Duration = Duration::from_millis(20);
 
 impl Engine {

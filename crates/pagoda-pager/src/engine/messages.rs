@@ -111,7 +111,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Executes `Action::Zap`.
+    /// Executes `Action::Zap`: asks the agent to unmap the operation's chunks.
     pub(super) fn zap(&mut self, op: OpId) -> Result<(), Broken> {
         let mut ranges = Ranges::default();
         for chunk in self.paging.machine().zap_chunks(op) {

@@ -66,38 +66,38 @@ struct Copying {
 }
 
 impl Copying {
-    /// The same of other pages.
+    /// The same order for other pages.
     fn of(&self, pages: Pages) -> Copying {
         Copying { pages, to: self.to.clone(), way: self.way }
     }
 }
 
-/// See the module.
+/// A move's looks and copies, from the moment they are asked for to their answers.
 #[derive(Debug)]
 pub struct Mover {
     is_on: bool,
     hurries: bool,
     pace: Pace,
     looking: Option<(Sender<Result<Look, String>>, Instant)>,
-    /// Asked for, and not given to the machine: copies to be sent, and those to be placed.
+    /// Copies to be sent that were asked for, and are not given to the machine yet.
     wanted: VecDeque<Copying>,
     to_place: VecDeque<Copying>,
     /// What is next has to be read, or goes into the tier, and as much as may be of that is under way.
     is_blocked: bool,
-    /// The two take turns.
+    /// The last copy came out of `to_place`: the two queues take turns.
     has_placed: bool,
-    /// Handed to the tier.
+    /// Copies that the tier is writing.
     placements: Placements,
     /// Given to the machine, in this order: a run goes when all of its pages are copied or refused.
     given: Vec<Copying>,
-    /// Refused until then.
+    /// Copies that the machine put off, and when each is asked for again.
     later: VecDeque<(Instant, Copying)>,
     /// Its writers. What they have waited counts for all moves.
     slowed: Slowed,
 }
 
 impl Mover {
-    /// Of a VM that does not move.
+    /// The mover of a VM that does not move.
     pub fn new() -> Mover {
         Mover {
             is_on: false,
@@ -115,7 +115,7 @@ impl Mover {
         }
     }
 
-    /// The VM moves.
+    /// Whether the VM moves.
     pub fn is_on(&self) -> bool {
         self.is_on
     }
@@ -347,7 +347,7 @@ impl Mover {
         is_busy
     }
 
-    /// Executes `CopyOut`.
+    /// Executes `CopyOut`: answers whoever asked with what the pages hold.
     pub fn copy(&mut self, pages: Pages, from: Source, paging: &mut Paging, ring: &Ring) {
         let content = match from {
             Source::Zero => Ok(Content::Zeros),
@@ -404,13 +404,13 @@ impl Mover {
             let _ = placement.to.send(Copied { pages: Pages { chunk, run }, content: Content::Placed });
         }
         for run in placement.declined.runs() {
-            // What it holds by then.
+            // They are sent with what they hold when the copy is made.
             let pages = Pages { chunk, run };
             self.wanted.push_back(Copying { pages, to: placement.to.clone(), way: Way::Send });
         }
     }
 
-    /// Executes `CopyFailed`.
+    /// Executes `CopyFailed`: tells whoever asked why the pages cannot be read.
     pub fn fail(&mut self, pages: Pages, error: IoError, paging: &Paging) {
         let tiers = paging.tiers();
         self.answer(
@@ -419,7 +419,7 @@ impl Mover {
         );
     }
 
-    /// Executes `CopyLater`.
+    /// Executes `CopyLater`: asks for the pages again after [`LATER`].
     pub fn put_off(&mut self, pages: Pages) {
         if let Some(copying) = self.take_given(pages) {
             self.later.push_back((Instant::now() + LATER, copying));

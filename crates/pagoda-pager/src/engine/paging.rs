@@ -49,7 +49,7 @@ use self::mappers::Mappers;
 pub use content::{pieces, short_runs};
 pub use io::Answered;
 
-/// See the module.
+/// Owns the VM's page table, its memory and its tiers.
 pub struct Paging {
     /// The VM's name, for messages.
     vm: Arc<str>,
@@ -76,7 +76,7 @@ pub struct Paging {
 }
 
 impl Paging {
-    /// Of a VM that is not armed.
+    /// The pages of a VM that is not armed.
     pub fn new(
         vm: Arc<str>,
         machine: Machine,
@@ -109,7 +109,7 @@ impl Paging {
         self.machine.await_pages(on);
     }
 
-    /// The VM's name.
+    /// The VM's name, as messages show it.
     pub fn vm(&self) -> &str {
         &self.vm
     }
@@ -176,7 +176,7 @@ impl Paging {
         self.shared.remove_mapper(slot);
     }
 
-    /// The machine's time.
+    /// The machine's time: milliseconds since the engine was made.
     pub fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
@@ -336,7 +336,7 @@ impl Paging {
         self.tiers.frames()
     }
 
-    /// The same, to be changed.
+    /// The VM's part in its share group, to be changed.
     pub fn frames_mut(&mut self) -> Option<&mut Member> {
         self.tiers.frames_mut()
     }

@@ -20,9 +20,9 @@ use crate::tier::Stack;
 /// Everything of a VM that an engine needs, as the attach gave it.
 #[derive(Debug)]
 pub struct Parts {
-    /// For messages and thread names.
+    /// The VM's name, for messages and names of threads.
     pub name: String,
-    /// RAM and userfaultfds.
+    /// The VM's RAM files and its userfaultfds.
     pub space: Space,
     /// Where its pages are that are not in DRAM.
     pub tiers: Stack,
@@ -32,25 +32,25 @@ pub struct Parts {
     pub agent: Connection,
     /// What the agent is told when the engine is ready.
     pub welcome: Packet,
-    /// The VMM.
+    /// The VMM's process id.
     pub pid: u32,
     /// Becomes readable when the VMM ends.
     pub pidfd: OwnedFd,
-    /// Hard cap.
+    /// The most pages that the VM may have in DRAM to begin with.
     pub limit: PageCount,
-    /// What page-out leaves in DRAM.
+    /// The fewest pages that page-out leaves in DRAM.
     pub min: PageCount,
-    /// Large folios are to be had.
+    /// The kernel gives large folios for whole chunks.
     pub direct: bool,
     /// Pages can be mapped write-protected.
     pub protect: bool,
     /// How much comes in for a fault.
     pub page_in: PageInPolicy,
-    /// Which chunk leaves next.
+    /// Which chunk leaves DRAM next.
     pub replacement: Replacement,
     /// How long the end of a page-in is polled for before the engine sleeps.
     pub busy_poll: Duration,
-    /// Why it is never evicted.
+    /// Why the VM is never evicted, if it is not.
     pub pinned: Option<String>,
     /// Where its pages are when the engine starts.
     pub origin: Origin,
@@ -88,16 +88,16 @@ impl Origin {
 /// Why an engine could not start. The VM waits or, if it was new, does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The ring.
+    /// The kernel gives no io_uring, or it cannot be set up.
     #[error("set up the disk ring: {0}")]
     Ring(#[from] RingError),
-    /// The page table.
+    /// The page table could not be rebuilt from the VM's files.
     #[error("rebuild the page table: {0}")]
     Recover(#[from] RecoverError),
-    /// A userfaultfd.
+    /// A range of the VMM could not be registered with its userfaultfd.
     #[error("register memory: {errno}")]
     Register { errno: pagoda_sys::Errno, registered: usize },
-    /// What has arrived.
+    /// The pages that have arrived are not those that the files have.
     #[error("the files have other pages of {chunk:?} than those that have arrived")]
     Misplaced {
         /// The first such chunk.
@@ -106,13 +106,13 @@ pub enum EngineError {
     /// A process that maps its memory does not say what.
     #[error("a process that maps its memory beside the VMM: {0}")]
     Mapper(String),
-    /// What it borrows.
+    /// What the VM borrows of its snapshot cannot be found out.
     #[error("look at what it borrows of its snapshot: {0}")]
     Loan(std::io::Error),
     /// The table of shared pages.
     #[error("read the table of shared pages: {0}")]
     Shared(pagoda_sys::Errno),
-    /// The thread.
+    /// The engine's thread could not be started.
     #[error("start the engine: {0}")]
     Thread(std::io::Error),
 }

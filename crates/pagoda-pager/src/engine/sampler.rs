@@ -40,7 +40,7 @@ const CURVE_EVERY: Duration = Duration::from_secs(10);
 /// What became of a sampled page of an unarmed VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Peek {
-    /// Not known to be unmapped.
+    /// It is not known to be unmapped.
     Asked,
     Watched,
     Touched,
@@ -53,14 +53,14 @@ pub struct Context<'a> {
     pub ring: &'a mut Ring,
 }
 
-/// See the module.
+/// Measures one VM: its sampled pages, its miss-ratio curve, and its growth.
 #[derive(Debug)]
 pub struct Sampler {
-    /// The VMM's process.
+    /// The VMM's process id, whose page tables are read.
     pid: u32,
     pages: Vec<PageIdx>,
     period: u64,
-    /// Of an unarmed VM: one for each of `pages`.
+    /// What became of the pages of an unarmed VM: one for each of `pages`.
     peeks: Vec<Peek>,
     /// Counts what `peeks` was begun for: an answer to an earlier zap says nothing about it.
     round: u32,
@@ -71,7 +71,7 @@ pub struct Sampler {
     zap_us: u64,
     /// The curve, and when it was taken.
     curve: Option<(Arc<Curve>, Instant)>,
-    /// While miss-ratio curves are watched.
+    /// `None` unless miss-ratio curves are watched.
     ages: Option<Ages>,
     near_limit: NearLimit,
 }
@@ -95,7 +95,7 @@ impl Sampler {
         }
     }
 
-    /// Periods begun.
+    /// Sampling periods that have begun since the engine started.
     pub fn period(&self) -> u64 {
         self.period
     }

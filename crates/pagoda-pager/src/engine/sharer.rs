@@ -52,9 +52,9 @@ pub struct Sharer {
 struct Looking {
     op: OpId,
     chunk: ChunkIdx,
-    /// Not looked at yet.
+    /// Pages that were not looked at yet.
     rest: PageSet,
-    /// Looked at.
+    /// Pages that have been looked at.
     seen: PageSet,
     found: Found,
 }

@@ -33,13 +33,13 @@ struct Owed {
     due: Instant,
 }
 
-/// See the module.
+/// Whose writes are slowed, and the answers that are not due yet.
 #[derive(Debug, Default)]
 pub struct Slowed {
     delay: Duration,
     /// Threads of the guest's processors, in order.
     threads: Vec<u32>,
-    /// The first is due first.
+    /// Answers that are owed, in the order in which they are due.
     owed: VecDeque<Owed>,
     writes: u64,
     waited: Duration,
@@ -85,7 +85,7 @@ impl Slowed {
         Some(fault)
     }
 
-    /// How long until one is.
+    /// How long it is until an answer is due.
     pub fn wait(&self, now: Instant) -> Duration {
         self.owed.front().map_or(Duration::MAX, |owed| owed.due.saturating_duration_since(now))
     }

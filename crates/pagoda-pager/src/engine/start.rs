@@ -151,13 +151,13 @@ impl Engine {
             self.welcome(&agent, &welcome);
             self.connect_agent(agent)?;
         }
-        // Before anything is registered.
+        // All mappers are met before anything is registered.
         self.meet_mappers(mappers, origin.is_taken_over())?;
         // What was ordered is done by now, or never is: before anything is looked at.
         self.paging.settle_moves()?;
         // Intents first: one of them may stand where the note of a lost image goes.
         let settled = if origin.is_taken_over() { self.paging.settle_intents()? } else { 0 };
-        // Before any page can change.
+        // The image is known before any page can change.
         let notice = image.and_then(|ledger| self.imager.resume(ledger, origin.is_taken_over(), &self.paging));
         self.report_image(notice);
         match origin {
@@ -198,7 +198,7 @@ impl Engine {
         self.arm_with_image()?;
         let restarted = self.restart_sample();
         self.or_halt(restarted);
-        // Before any is dropped.
+        // References are counted before any of them is dropped.
         self.paging.count_references().map_err(EngineError::Shared)?;
         self.paging.wake_all();
         let resident = self.paging.machine().stats().get(Metric::Resident);

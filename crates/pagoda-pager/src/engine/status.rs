@@ -39,7 +39,7 @@ impl Reporter {
         Reporter { vm, notify, latency, messages: 0, waits_for_tier: false, pinned, published: Instant::now() }
     }
 
-    /// Tells the daemon.
+    /// Gives the daemon a notice.
     pub fn notify(&self, notice: Notice) {
         (self.notify)(notice);
     }

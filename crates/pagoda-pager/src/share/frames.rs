@@ -109,7 +109,7 @@ impl Frames {
         self.slot(frame).fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
-    /// One reference less. True: it was the last.
+    /// Takes one reference away. True: it was the last.
     pub fn drop_reference(&self, frame: u32) -> bool {
         let less = |count: u32| count.checked_sub(1);
         match self.slot(frame).fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) {

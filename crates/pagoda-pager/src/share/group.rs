@@ -54,7 +54,7 @@ impl Hasher for Identity {
 pub struct Hint {
     /// The VM's number in the group.
     pub member: u32,
-    /// Its page.
+    /// The page of that VM which had the content.
     pub page: PageIdx,
 }
 
@@ -76,7 +76,7 @@ pub enum Look {
     Equal(u32),
     /// Made a frame of it, with a reference for the caller, because the hint says there is another such page.
     Made(u32, Hint),
-    /// Nothing; it is a hint now.
+    /// Nothing equal is known; the page is a hint now.
     New,
     /// A frame has the same hash and another content.
     Collision,
@@ -98,11 +98,11 @@ struct Inner {
     joined: u32,
 }
 
-/// See the module.
+/// A share group of this daemon, which its VMs' engines hold in common.
 #[derive(Debug)]
 pub struct Group {
     name: String,
-    /// Of the hash: so that no guest can prepare collisions.
+    /// Seed of the hash, so that no guest can prepare collisions.
     seed: u64,
     frames_max: u32,
     frames: OnceLock<Frames>,
@@ -185,7 +185,7 @@ impl Group {
         !self.is_settled() && inner.expected.is_empty() && self.frames.get().is_some()
     }
 
-    /// Equal pages are looked for.
+    /// Whether equal pages are looked for, because all references are known.
     pub fn is_settled(&self) -> bool {
         self.settled.load(Ordering::SeqCst)
     }

@@ -81,7 +81,7 @@ impl Member {
         Ok(Member { group, table: WordTable::map(table)?, token, number, dead, counted: is_new })
     }
 
-    /// The group.
+    /// The share group that the VM is in.
     pub fn group(&self) -> &Group {
         &self.group
     }
@@ -95,7 +95,7 @@ impl Member {
         self.group.frames().expect("a member's group has its pool")
     }
 
-    /// The page's frame.
+    /// The frame that the page's entry names, if it names a valid one.
     pub fn frame_of(&self, page: PageIdx) -> Option<u32> {
         Some(self.table[page.0 as usize].load(Ordering::SeqCst))
             .filter(|frame| (1..self.frames().max()).contains(frame))

@@ -16,7 +16,7 @@ use pagoda_core::units::{CHUNK_PAGES, ChunkCount, ChunkIdx, PageIdx};
 /// Bytes of an entry.
 const ENTRY: usize = 8;
 
-/// See the module.
+/// The number of each page's block, in memory as in the file.
 #[derive(Debug)]
 pub struct BlockMap {
     file: File,

@@ -66,7 +66,7 @@ impl Block {
 struct Segment {
     /// Units of each of its blocks; 0: it is not in use.
     units: u64,
-    /// Blocks in use.
+    /// Blocks of the segment that are in use.
     used: u64,
 }
 
@@ -169,7 +169,7 @@ fn blocks_of(segment: u64, units: u64) -> impl Iterator<Item = u64> {
     (0..SEGMENT_UNITS / units).map(move |block| segment * SEGMENT_UNITS + block * units)
 }
 
-/// See the module.
+/// The compressed tier of one VM.
 #[derive(Debug)]
 pub struct CompressedTier {
     file: File,

@@ -56,7 +56,7 @@ struct Handover {
     count: usize,
 }
 
-/// See the module.
+/// The image tier of one VM.
 pub struct ImageTier {
     /// The image, for messages.
     label: String,

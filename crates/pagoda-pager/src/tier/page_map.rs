@@ -15,7 +15,7 @@ use pagoda_core::units::{ChunkCount, ChunkIdx};
 /// Bytes of a chunk's bits.
 const ENTRY: usize = 32;
 
-/// See the module.
+/// A tier's set of pages, in memory as in its file.
 #[derive(Debug)]
 pub struct PageMap {
     file: File,

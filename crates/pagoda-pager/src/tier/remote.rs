@@ -91,16 +91,16 @@ struct Begun {
     at: Instant,
 }
 
-/// See the module.
+/// The remote tier of one VM.
 pub struct RemoteTier {
-    /// For messages.
+    /// The VM's name, which messages show.
     vm: String,
     udp: UdpClient<Control>,
     space: SpaceRef,
     map: RemoteMap,
     maintain: Maintain,
     handover: Handover,
-    /// As of the last turn, and since when.
+    /// How the VM stands to the space as of the last turn, and since when.
     standing: Standing,
     stands_since: Instant,
     /// Held, and no write can land that makes a page the tier's: as of the last turn.
@@ -113,7 +113,7 @@ pub struct RemoteTier {
     demand: VecDeque<Job>,
     ahead: VecDeque<Job>,
     writes: VecDeque<Begun>,
-    /// Begun, by token.
+    /// Requests that the client has begun, by token.
     begun: HashMap<u64, Begun>,
     writes_begun: usize,
     /// Writes that took too long and are to be declined.
@@ -272,7 +272,7 @@ impl RemoteTier {
             let (now, number, token) = (self.udp.now(), PageNo(page.0), self.tokens + 1);
             let put = |room: &mut Page| room.copy_from_slice(content);
             if self.udp.client.write_with(now, self.space, number, Class::Eviction, token, put).is_err() {
-                // Its patience ends it.
+                // It waits on, until its patience is over.
                 self.is_refused = true;
                 return;
             }

@@ -49,7 +49,7 @@ struct Waiting {
     since: Instant,
 }
 
-/// See the module.
+/// The source tier of one VM.
 #[derive(Debug)]
 pub struct SourceTier {
     arrivals: Arc<Arrivals>,
@@ -67,7 +67,7 @@ pub struct SourceTier {
 }
 
 impl SourceTier {
-    /// Of a new engine. The one before has ended.
+    /// The tier of a new engine. The one before has ended.
     pub fn new(arrivals: Arc<Arrivals>) -> SourceTier {
         arrivals.forget_engine();
         SourceTier {

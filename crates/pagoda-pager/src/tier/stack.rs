@@ -39,7 +39,7 @@ pub enum BlocksError {
     TwoBlocks {
         /// The first such page.
         page: PageIdx,
-        /// The lower tier.
+        /// The name of the lower of the two tiers.
         tier: &'static str,
     },
 }
@@ -55,21 +55,21 @@ struct Level {
 /// What is to be read for an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// The operation.
+    /// The machine's operation that the read belongs to.
     pub op: OpId,
-    /// The chunk.
+    /// The chunk that all of the pages are in.
     pub chunk: ChunkIdx,
     /// The pages that are wanted.
     pub pages: PageSet,
     /// All pages for which the target has room.
     pub room: PageSet,
-    /// Where they go.
+    /// Where the content of the pages goes.
     pub target: Target,
     /// A fault waits for them.
     pub demand: bool,
 }
 
-/// See the module.
+/// The tiers of one VM, which this alone reads, writes and drops.
 #[derive(Debug)]
 pub struct Stack {
     frames: Option<Member>,
@@ -102,7 +102,7 @@ impl Stack {
         self.frames.as_ref()
     }
 
-    /// The same, to be changed.
+    /// The VM's part in its share group, to be changed.
     pub fn frames_mut(&mut self) -> Option<&mut Member> {
         self.frames.as_mut()
     }

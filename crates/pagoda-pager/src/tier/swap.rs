@@ -22,7 +22,7 @@ const WRITES_MAX: usize = 16;
 /// that is under way makes a read of one page slower.
 const WRITES_PACED: usize = 1;
 
-/// See the module.
+/// The VM's swap file as a tier.
 #[derive(Debug)]
 pub struct SwapTier {
     file: SwapFile,
@@ -40,7 +40,7 @@ impl SwapTier {
         SwapTier { file, id: None, writes: 0, pages_in: 0, pages_out: 0 }
     }
 
-    /// The file.
+    /// The swap file, in which each page has its own offset.
     pub fn file(&self) -> &SwapFile {
         &self.file
     }

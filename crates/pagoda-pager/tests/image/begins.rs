@@ -20,7 +20,7 @@ fn refusal(engine: &Engine) -> String {
     }
 }
 
-/// Nothing of the VM is frozen or followed.
+/// Waits until nothing of the VM is frozen or followed.
 fn wait_free(engine: &Engine) {
     engine.wait_for("the VM is free", |status| status.image.is_none() && !status.armed);
 }

@@ -63,7 +63,7 @@ fn each_image_of_a_chain_holds_what_the_vm_held() {
                 assert!(nth == 1 || own_pages(&store, id) < PAGES, "{name}: it refers to nothing");
             }
             check_all(vm.guest, &memory);
-            // One in the middle goes.
+            // An image in the middle of the chain goes.
             store.detach(ImageId(3)).unwrap();
             store.remove(ImageId(2)).unwrap();
             images.remove(&ImageId(2));
@@ -97,7 +97,7 @@ fn an_image_has_next_to_nothing_but_what_was_written() {
     // The stretch ends where a block of 16 pages does not.
     assert!((unique.len()..unique.len() + 12).contains(&(own_pages(&store, ImageId(2)) as usize)));
     check_pages(&store, ImageId(2), &memory);
-    // Nothing was written since: it has nothing.
+    // Nothing was written since, so the image has no page of its own.
     assert_eq!(take(&engine, &store, ImageId(3)), Some(ImageId(2)));
     wait_filled(&engine, &store, ImageId(3));
     assert_eq!(own_pages(&store, ImageId(3)), 0);

@@ -40,7 +40,7 @@ fn survive(name: &str, kind: Kind, seed: u64) {
         disk.heal();
         ledger = store.ledger(ID).unwrap();
         assert_eq!(ledger.manifest().unwrap().stage, Stage::Begun);
-        // The last ones live.
+        // The engines after that are not killed.
         if kills < 6 {
             disk.set_hook(killed_at());
         }

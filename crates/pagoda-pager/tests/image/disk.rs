@@ -27,9 +27,9 @@ type Hook = Box<dyn FnMut(usize) -> Verdict + Send>;
 pub enum Reads {
     #[default]
     Go,
-    /// After so many reads they wait until that changes.
+    /// After so many reads, all wait until that changes.
     HangAfter(usize),
-    /// Those from this offset on wait until that changes.
+    /// Reads from this offset on wait until that changes.
     HangFrom(u64),
     Fail(i32),
 }
@@ -40,7 +40,7 @@ struct Inner {
     hook: Option<Hook>,
 }
 
-/// See the module.
+/// An image's disk whose calls a test decides about.
 #[derive(Clone, Default)]
 pub struct TestDisk(Arc<Mutex<Inner>>, Arc<(Mutex<Reads>, Condvar)>);
 
@@ -62,7 +62,7 @@ impl TestDisk {
         self.1.1.notify_all();
     }
 
-    /// All goes well again.
+    /// Takes the hook away, so that every call goes well again.
     pub fn heal(&self) {
         self.0.lock().unwrap().hook = None;
     }

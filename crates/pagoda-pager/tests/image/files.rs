@@ -55,7 +55,7 @@ pub fn prepare(engine: &Engine, store: &Store) -> Part {
     prepare_on(engine, store, ID, None)
 }
 
-/// The same of an image with a parent.
+/// Prepares an image with a parent.
 pub fn prepare_on(engine: &Engine, store: &Store, id: ImageId, parent: Option<ImageId>) -> Part {
     let (part, prepared) = store.create_on(parent, id, PageCount(PAGES)).unwrap();
     engine.send(Command::PrepareImage(prepared));
@@ -90,7 +90,7 @@ pub fn begin_on(engine: &Engine, part: Part, id: ImageId, parent: Option<ImageId
     ledger
 }
 
-/// The image begins.
+/// Begins the image, and waits until the engine says that it exists.
 pub fn begin(engine: &Engine, part: Part) -> Arc<Ledger> {
     let ledger = write(part);
     assert_eq!(ask(engine, PATIENCE), Answer::Begun);

@@ -186,13 +186,13 @@ impl Both {
         Both { stop, threads, written }
     }
 
-    /// The mapper works no more: how often it did.
+    /// Stops the mapper's thread, and says how many steps it made.
     fn stop_mapper(&mut self) -> u64 {
         self.stop[1].store(true, Ordering::Relaxed);
         self.threads.pop().unwrap().join().unwrap()
     }
 
-    /// Nobody does.
+    /// Stops the VMM's thread, says how many steps it made, and compares every page with what was written.
     fn stop(mut self, vm: &Vm) -> u64 {
         self.stop[0].store(true, Ordering::Relaxed);
         let steps = self.threads.pop().unwrap().join().unwrap();

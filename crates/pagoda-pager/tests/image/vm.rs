@@ -93,14 +93,14 @@ impl Vm {
         Vm::made_of(name, kind, None)
     }
 
-    /// One whose pages come from another VM.
+    /// A VM whose pages come from another VM.
     pub fn arriving(name: &str, kind: Kind) -> Vm {
         let mut vm = Vm::new(name, kind);
         vm.arrives = true;
         vm
     }
 
-    /// One that may run before they have come.
+    /// A VM that may run before its pages have come.
     pub fn lacking(name: &str, kind: Kind) -> Vm {
         let mut vm = Vm::arriving(name, kind);
         vm.arrivals = Some(Arrivals::create(vm.arrival_files(), ChunkCount(CHUNKS)).unwrap());
@@ -143,7 +143,7 @@ impl Vm {
         handle
     }
 
-    /// One whose pages are in this image.
+    /// A VM whose pages are in this image.
     pub fn made_of(name: &str, kind: Kind, reads: Option<Arc<Image>>) -> Vm {
         // On a disk, for the swap file's direct I/O.
         let dir = PathBuf::from(format!("/var/tmp/pagoda-pager-test-{}-{name}", std::process::id()));

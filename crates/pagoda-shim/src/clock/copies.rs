@@ -5,16 +5,16 @@
 //! best known reason: a FUSE file opened with FOPEN_DIRECT_IO, 9p and CIFS with `cache=none`, NFS with direct I/O by mount,
 //! a socket with kernel TLS and an AF_ALG socket pin, too, and no flag of the file tells.
 //!
-//! The list is there for calls that may wait for long, such as a read from a socket: on the clock, they would hold
-//! page-out back for as long as nothing arrives. Regular files and block devices are always on the clock in a VMM: a slot costs less
-//! than the system call that would look for an exception. A mapper's transfers wait for page-ins themselves, and there are many: those
-//! with files in memory are off it.
+//! The list is there for calls that may wait for long, such as a read from a socket: on the clock, they would hold page-out back
+//! for as long as nothing arrives. Of regular files those in memory (tmpfs) are known to copy. A VMM's transfers with an offset are
+//! on the clock without a look at the file: a slot costs less than the system calls that would look. A mapper's transfers wait for
+//! page-ins themselves, and there are many: vectors of files in memory are off the clock there, also with an offset.
 
 use std::ffi::{c_int, c_uint};
 
 use libc::{major, minor};
 
-/// `TCP_ULP` of `linux/tcp.h`.
+/// The option of a TCP socket that names its upper layer protocol (`linux/tcp.h`).
 const TCP_ULP: c_int = 31;
 /// Longest name of an upper layer protocol (`TCP_ULP_NAME_MAX`).
 const ULP_NAME_MAX: usize = 16;
@@ -47,7 +47,7 @@ fn is_on_tmpfs(fd: c_int) -> bool {
     known && found.f_type == libc::TMPFS_MAGIC
 }
 
-/// Character devices (Documentation/admin-guide/devices.txt).
+/// Whether transfers of this character device copy (Documentation/admin-guide/devices.txt).
 fn is_copying_device(major: c_uint, minor: c_uint) -> bool {
     match (major, minor) {
         // drivers/char/mem.c and random.c: null, zero, full, random, urandom, kmsg.

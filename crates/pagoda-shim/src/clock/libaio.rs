@@ -16,7 +16,7 @@ use pagoda_abi::shared::Shared;
 use super::table::{Fault, Table, Touch};
 use crate::ram;
 
-/// `AIO_RING_MAGIC` of `fs/aio.c`.
+/// What the kernel has in `magic` of each ring (`AIO_RING_MAGIC` of `fs/aio.c`).
 const MAGIC: u32 = 0xa10a_10a1;
 
 /// `struct aio_ring` of `fs/aio.c`, unchanged since Linux 2.6; libaio itself depends on it.
@@ -61,7 +61,7 @@ pub struct Iocb {
 
 const _: () = assert!(size_of::<Header>() == 32 && size_of::<Event>() == 32 && size_of::<Iocb>() == 64);
 
-/// Opcodes (`linux/aio_abi.h`).
+/// The opcodes of requests (`linux/aio_abi.h`).
 const PREAD: u16 = 0;
 const PWRITE: u16 = 1;
 /// FSYNC, FDSYNC, POLL and NOOP name no memory. Any other opcode may.
@@ -69,7 +69,7 @@ const WITHOUT_MEMORY: [u16; 4] = [2, 3, 5, 6];
 const PREADV: u16 = 7;
 const PWRITEV: u16 = 8;
 
-/// One context's reading position.
+/// The position up to which one context's ring was read.
 pub struct Reader {
     ring: usize,
     nr: u32,

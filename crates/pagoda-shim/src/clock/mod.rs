@@ -63,7 +63,7 @@ pub mod testing {
     use pagoda_abi::shared::{SHARED_MAGIC, Shared};
     use pagoda_core::chance::Chance;
 
-    /// Fresh shared memory.
+    /// Shared memory as the daemon makes it, with no transfer in flight.
     pub fn shared() -> Box<Shared> {
         // SAFETY: a struct of atomics: all zero bits are a valid value.
         let mut shared: Box<Shared> = unsafe { Box::new_zeroed().assume_init() };

@@ -20,11 +20,11 @@ const GONE: usize = 1;
 /// How a queue's completions are read. `None` is all zero bits, so that the table of unused queues costs no memory.
 #[repr(u8)]
 pub enum Reader {
-    /// Not read: no queue, or no longer.
+    /// The queue is not read: there is none, or it is not followed any more.
     None,
-    /// A libaio context.
+    /// Completions are read from the event ring of a libaio context.
     Libaio(libaio::Reader),
-    /// A liburing ring.
+    /// Completions are read from the completion queue of a liburing ring.
     Uring(uring::Reader),
 }
 

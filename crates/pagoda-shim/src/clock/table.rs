@@ -13,9 +13,9 @@ pub const CAPACITY: usize = 4096;
 /// Whether a request may read or write guest RAM: only then it needs the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// It may.
+    /// It may read or write guest RAM.
     Ram,
-    /// It cannot.
+    /// It can touch no guest RAM.
     Other,
 }
 
@@ -25,7 +25,7 @@ struct Held(u32);
 
 impl Held {
     const NOTHING: Held = Held(0);
-    /// Counted in [`Shared::untracked`].
+    /// The clock had no free slot, which [`Shared::untracked`] counts.
     const OVERFLOW: Held = Held(1);
 
     fn start(clock: &Shared, hint: usize) -> Held {
@@ -70,11 +70,11 @@ pub struct Table {
 }
 
 impl Table {
-    /// Nothing in flight.
+    /// A table of a queue with nothing in flight.
     pub const EMPTY: Table =
         Table { entries: [Entry { key: 0, pending: 0, held: Held::NOTHING }; CAPACITY], keys: 0, pending: 0 };
 
-    /// Requests in flight.
+    /// How many requests are in flight.
     pub fn pending(&self) -> u64 {
         self.pending
     }

@@ -4,7 +4,7 @@
 //! Why no completion is lost: a completion's cell is written again only `entries` completions later, and as long as no
 //! more than `entries` requests are registered and not yet read, those cells are distinct. (Comparing against the
 //! kernel's tail would not do: it fills cells ahead of the tail it shows.) The shim asks for
-//! [`CQ_ENTRIES`] when the VMM leaves the size open, QEMU's 128 requests would give 256. Above that the queue is *blind*: it only counts
+//! [`CQ_ENTRIES`] when the VMM leaves the size open; QEMU's 128 requests would give 256. Above that the queue is *blind*: it only counts
 //! completions, which the free-running tail tells exactly, and everything it has keeps its clock slot until nothing is in flight.
 //! Why none is released early: every request is counted by its `user_data`, whatever its opcode, and each gives exactly
 //! one final completion. What breaks that rule (multishot, `IOSQE_CQE_SKIP_SUCCESS`, `MSG_RING`, mixed
@@ -146,7 +146,7 @@ struct Blind {
     slot: Option<usize>,
 }
 
-/// One ring's reading position.
+/// The position up to which one ring's completions were read.
 pub struct Reader {
     ktail: usize,
     cqes: usize,

@@ -19,11 +19,11 @@ fn is_harmless_below_257(number: c_long) -> bool {
         | 10 | 12..=15
         // access, pipe, select, sched_yield
         | 21..=24
-        // msync, mincore
+        // msync, mincore: neither keeps a page
         | 26 | 27
         // shmget, shmat, shmctl, dup, dup2, pause, nanosleep, getitimer, alarm, setitimer, getpid
         | 29..=39
-        // socket, connect, accept
+        // socket, connect, accept: addresses are copied
         | 41..=43
         // shutdown, bind, listen, getsockname, getpeername, socketpair
         | 48..=53
@@ -39,46 +39,46 @@ fn is_harmless_below_257(number: c_long) -> bool {
         | 78..=95
         // gettimeofday to setrlimit and the rest of the classic identity, signal, scheduling and time calls, ptrace aside
         | 96..=100 | 102..=160
-        // sync, acct, settimeofday, mount, umount2, swapon, swapoff, reboot, sethostname, setdomainname, iopl, ioperm
+        // chroot, sync, acct, settimeofday, mount, umount2, swapon, swapoff, reboot, sethostname, setdomainname, iopl, ioperm
         | 161..=173
         // init_module, delete_module, quotactl: copies
         | 175 | 176 | 179
-        // gettid, readahead
+        // gettid, readahead: neither names memory
         | 186 | 187
-        // setxattr to fremovexattr
+        // setxattr to fremovexattr: names and values are copied
         | 188..=199
         // tkill, time, futex, sched_setaffinity, sched_getaffinity, set_thread_area
         | 200..=205
         // io_setup, io_getevents, io_cancel: they start no transfer
         | 206 | 208 | 210
-        // get_thread_area, epoll_create
+        // get_thread_area, epoll_create: a structure is copied, or no memory is named
         | 211 | 213
-        // getdents64, set_tid_address, semtimedop
+        // getdents64, set_tid_address, semtimedop: what they read and write is copied
         | 217 | 218 | 220
         // fadvise64, timer_create to exit_group, epoll_wait, epoll_ctl, tgkill, utimes
         | 221..=235
         // mbind, set_mempolicy, get_mempolicy: folios move, content stays
         | 237..=239
-        // mq_open to mq_getsetattr
+        // mq_open to mq_getsetattr: messages are copied
         | 240..=245
         // waitid, add_key, request_key, keyctl, ioprio_set to inotify_rm_watch, migrate_pages
         | 247..=256
     )
 }
 
-/// From openat on, by name.
+/// The numbers from openat on, by name.
 fn is_harmless_from_257(number: c_long) -> bool {
     matches!(
         number,
         // openat to ppoll, unshare, set_robust_list, get_robust_list
         257..=274
-        // sync_file_range
+        // sync_file_range: it names no memory
         | 277
         // move_pages, utimensat, epoll_pwait, signalfd, timerfd_create, eventfd
         | 279..=284
         // timerfd_settime, timerfd_gettime, accept4, signalfd4, eventfd2, epoll_create1, dup3, pipe2, inotify_init1
         | 286..=294
-        // rt_tgsigqueueinfo, perf_event_open
+        // rt_tgsigqueueinfo, perf_event_open: structures are copied
         | 297 | 298
         // fanotify_init, fanotify_mark, prlimit64 to syncfs, setns, getcpu
         | 300..=306 | 308 | 309

@@ -26,7 +26,7 @@ pub enum Effect {
     Keeps(ForeignReason),
     /// vhost-net transmits for its guest; zero-copy is an option of the module.
     VhostNet,
-    /// Not on the list.
+    /// The request is not on the list.
     Unknown,
 }
 
@@ -52,17 +52,17 @@ pub fn effect(request: c_ulong) -> Effect {
         // VHOST_SCSI_SET_ENDPOINT: the kernel then does direct I/O on RAM by itself.
         (0xaf, 0x40) => Keeps(ForeignReason::UntrackedIo),
         (0xaf, 0x41..=0x44) => Copies,
-        // vhost-vsock copies (drivers/vhost/vsock.c).
+        // linux/vhost.h: vhost-vsock copies through the VMM's page tables, as drivers/vhost/vsock.c shows.
         (0xaf, 0x60 | 0x61) => Copies,
         // Everything of vDPA, which maps RAM by messages on its fd.
         (0xaf, 0x70..=0x82) => keeps_mapping(),
-        // linux/vduse.h: VDUSE_IOTLB_REG_UMEM.
+        // linux/vduse.h: VDUSE_IOTLB_REG_UMEM pins memory of the caller.
         (0x81, 0x18) => keeps_mapping(),
         // linux/udmabuf.h: UDMABUF_CREATE and _CREATE_LIST pin pages of a memfd.
         (b'u', 0x42 | 0x43) => keeps_mapping(),
         // rdma/rdma_user_ioctl_cmds.h: RDMA_VERBS_IOCTL, memory registration among others.
         (0x1b, 0x01) => keeps_mapping(),
-        // linux/userfaultfd.h.
+        // linux/userfaultfd.h: what is filled and protected stays in the page tables, and nothing is pinned.
         (0xaa, _) => Copies,
 
         // scsi/sg.h: SG_IO maps the caller's pages. SG_SET_* and SG_GET_* do not.
@@ -81,16 +81,16 @@ pub fn effect(request: c_ulong) -> Effect {
         (b'L' | 0xab | 0xfd | 0x03 | 0x02, _) => Copies,
         // asm-generic/ioctls.h and linux/if_tun.h: terminals, FIO*, tun.
         (b'T', _) => Copies,
-        // linux/sockios.h.
+        // linux/sockios.h: what is asked of sockets and interfaces is copied.
         (0x89, _) => Copies,
         // linux/input.h, linux/uinput.h, linux/hidraw.h, linux/hiddev.h, linux/usbdevice_fs.h (URBs are copied to
         // buffers of the kernel; what it maps is its own memory).
         (b'E' | b'H' | b'U', _) => Copies,
-        // linux/soundcard.h, sound/asound.h.
+        // linux/soundcard.h, sound/asound.h: samples are copied to buffers of the kernel, and from them.
         (b'A' | b'P' | b'M' | b'Q' | b'C', _) => Copies,
         // linux/watchdog.h, linux/rtc.h and linux/ppdev.h, linux/random.h, linux/vtpm_proxy.h, linux/perf_event.h.
         (b'W' | b'p' | b'R' | 0xa1 | b'$', _) => Copies,
-        // linux/netlink of pidfd (0xff), linux/nsfs.h, linux/eventpoll.h.
+        // linux/pidfd.h (0xff), linux/nsfs.h, linux/eventpoll.h.
         (0xff | 0xb7 | 0x8a, _) => Copies,
         // drm/drm.h: those of the core. Of a driver's own (0x40-0x9f) some pin memory by its address (USERPTR).
         (b'd', 0x00..=0x3f | 0xa0..=0xff) => Copies,
@@ -166,7 +166,7 @@ mod tests {
             (0x40e8_af40, Effect::Keeps(ForeignReason::UntrackedIo)),
             (0x4018_7542, mapped),
             (0xaa00, Effect::Copies),
-            // SG_IO, CDROM_SEND_PACKET, NVME_IOCTL_ADMIN_CMD
+            // SG_IO, CDROM_SEND_PACKET and NVME_IOCTL_ADMIN_CMD map the caller's pages.
             (0x2285, Effect::Dma),
             (0x5393, Effect::Dma),
             (0xc048_4e41, Effect::Dma),
@@ -176,7 +176,7 @@ mod tests {
             (0x541b, Effect::Copies),
             (0x8910, Effect::Copies),
             (0x8008_6601, Effect::Copies),
-            // DRM_IOCTL_VERSION, DRM_IOCTL_I915_GEM_USERPTR
+            // DRM_IOCTL_VERSION copies, and DRM_IOCTL_I915_GEM_USERPTR is a driver's own.
             (0xc040_6400, Effect::Copies),
             (0xc018_6473, Effect::Unknown),
             (0xc008_9999, Effect::Unknown),

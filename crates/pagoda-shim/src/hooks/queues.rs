@@ -53,7 +53,7 @@ fn register_batch(queue: &mut Ring, iocbs: &[*mut c_void]) -> usize {
     batch
 }
 
-/// Before a submission through liburing.
+/// What has to happen before a submission through liburing.
 fn before_submit(ring: Opaque) {
     if config().is_none() {
         return;
@@ -67,7 +67,7 @@ fn before_submit(ring: Opaque) {
     });
 }
 
-/// After a call that may have brought completions.
+/// What has to happen after a call that may have brought completions.
 fn after_wait(ring: Opaque) {
     if config().is_some() {
         with_ring(ring, Ring::scan);
@@ -180,7 +180,7 @@ hook! {
         accepted
     }
 
-    /// Takes completions.
+    /// Takes completions, after which the shim reads the ring too.
     fn io_getevents(context: Opaque, min: c_long, count: c_long, events: *mut c_void, timeout: *mut timespec)
         -> c_int
     {
@@ -205,14 +205,14 @@ hook! {
         destroyed
     }
 
-    /// The same by another name.
+    /// Destroys a context, by another name.
     fn io_queue_release(context: Opaque) -> c_int {
         context_is_destroyed(context);
         // SAFETY: the caller's call, passed on unchanged.
         tracked(|| unsafe { real::io_queue_release(context) })
     }
 
-    /// Takes completions.
+    /// Takes completions with a signal mask, as io_getevents does without one.
     fn io_pgetevents(
         context: Opaque, min: c_long, count: c_long, events: *mut c_void, timeout: *mut timespec, mask: Opaque) -> c_int
     {
@@ -289,7 +289,7 @@ hook! {
         tracked(|| unsafe { real::io_uring_register_ifq(ring, registration) })
     }
 
-    /// Makes a ring.
+    /// Makes a ring by way of io_uring_queue_init_params, which the shim hooks.
     fn io_uring_queue_init(entries: c_uint, ring: Opaque, flags: c_uint) -> c_int {
         if config().is_none() {
             // SAFETY: the caller's call, passed on unchanged.
@@ -332,14 +332,14 @@ hook! {
         tracked(|| unsafe { real::io_uring_queue_exit(ring) })
     }
 
-    /// Submits.
+    /// Submits requests, which go on the clock before.
     fn io_uring_submit(ring: Opaque) -> c_int {
         before_submit(ring);
         // SAFETY: the caller's call, passed on unchanged.
         tracked(|| unsafe { real::io_uring_submit(ring) })
     }
 
-    /// Submits and waits.
+    /// Submits requests, and waits until so many have ended.
     fn io_uring_submit_and_wait(ring: Opaque, count: c_uint) -> c_int {
         before_submit(ring);
         // SAFETY: the caller's call, passed on unchanged.
@@ -364,7 +364,7 @@ hook! {
         tracked(|| unsafe { real::io_uring_submit_and_wait_min_timeout(ring, cqe, count, timeout, min_us, mask) })
     }
 
-    /// Submits and waits.
+    /// Submits requests, and waits as registered memory says.
     fn io_uring_submit_and_wait_reg(ring: Opaque, cqe: Opaque, count: c_uint, index: c_int) -> c_int {
         before_submit(ring);
         // SAFETY: the caller's call, passed on unchanged.
@@ -396,21 +396,21 @@ hook! {
         tracked(|| unsafe { real::io_uring_resize_rings(ring, params) })
     }
 
-    /// Registers fixed buffers.
+    /// Registers fixed buffers: those in guest RAM stay pinned, and are reported.
     fn io_uring_register_buffers(ring: Opaque, iov: *const iovec, count: c_uint) -> c_int {
         report_fixed(iov, count);
         // SAFETY: the caller's call, passed on unchanged.
         tracked(|| unsafe { real::io_uring_register_buffers(ring, iov, count) })
     }
 
-    /// Registers fixed buffers.
+    /// Registers fixed buffers with tags, which are reported alike.
     fn io_uring_register_buffers_tags(ring: Opaque, iov: *const iovec, tags: *const u64, count: c_uint) -> c_int {
         report_fixed(iov, count);
         // SAFETY: the caller's call, passed on unchanged.
         tracked(|| unsafe { real::io_uring_register_buffers_tags(ring, iov, tags, count) })
     }
 
-    /// Replaces fixed buffers.
+    /// Replaces fixed buffers, whose successors are reported alike.
     fn io_uring_register_buffers_update_tag(
         ring: Opaque, first: c_uint, iov: *const iovec, tags: *const u64, count: c_uint) -> c_int
     {

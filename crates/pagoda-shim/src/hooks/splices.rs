@@ -63,7 +63,7 @@ hook! {
         unsafe { real::sendfile(to, from, at, len) }
     }
 
-    /// Copies between files.
+    /// Copies between files, after all of a RAM file among them was brought back.
     fn copy_file_range(
         from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t, flags: c_uint) -> ssize_t
     {

@@ -21,7 +21,7 @@ const BPF_MAP_TYPE_TASK_STORAGE: u32 = 29;
 
 /// How a system call that may hold RAM is made.
 enum Way {
-    /// Passed on.
+    /// It is passed on as it is.
     Plain,
     /// On the clock if this is RAM.
     Timed(bool),

@@ -1,7 +1,7 @@
 //! read(2), write(2) and their relatives, sockets' and stdio's: what names guest RAM goes on the clock.
 //!
 //! Those with an offset work on files that can be sought: never on a pipe, a socket or a terminal, so they end by themselves
-//! and are on the clock without a look at the file.
+//! and are on the clock without a look at the file. Vectors are the exception in a mapper, and where the offset is the file's own.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -15,7 +15,7 @@ use crate::{mapper, ram, real};
 macro_rules! one_buffer {
     ($($($name:ident)|+ => $real:ident($buf:ty $(, $more:ident: $type:ty)*);)*) => {
         hook! {$(
-            /// One buffer.
+            /// Moves one buffer, on the clock if that is RAM which the file may pin.
             fn $($name)|+ (fd: c_int, buf: $buf, len: size_t $(, $more: $type)*) -> ssize_t {
                 // SAFETY: the caller's call, passed on unchanged.
                 let call = || unsafe { real::$real(fd, buf, len $(, $more)*) };
@@ -40,7 +40,7 @@ one_buffer! {
 macro_rules! one_buffer_at {
     ($($($name:ident)|+ => $real:ident($buf:ty $(, $more:ident: $type:ty)*);)*) => {
         hook! {$(
-            /// One buffer and an offset.
+            /// Moves one buffer at an offset, on the clock if that is RAM.
             fn $($name)|+ (fd: c_int, buf: $buf, len: size_t $(, $more: $type)*) -> ssize_t {
                 // SAFETY: the caller's call, passed on unchanged.
                 timed(ram::overlaps(buf as usize, len), || unsafe { real::$real(fd, buf, len $(, $more)*) })
@@ -59,7 +59,7 @@ one_buffer_at! {
 macro_rules! many_buffers {
     ($($($name:ident)|+ => $real:ident($($more:ident: $type:ty),*);)*) => {
         hook! {$(
-            /// Several buffers.
+            /// Moves several buffers, on the clock if one is RAM which the file may pin.
             fn $($name)|+ (fd: c_int, iov: *const iovec, count: c_int $(, $more: $type)*) -> ssize_t {
                 // SAFETY: `iov` has `count` elements, as the real function demands; a negative count becomes one that
                 // is too large to be looked at.
@@ -80,7 +80,7 @@ many_buffers! {
 macro_rules! many_buffers_at {
     ($($($name:ident)|+ => $real:ident(offset $(, $more:ident: $type:ty)*);)*) => {
         hook! {$(
-            /// Several buffers and an offset.
+            /// Moves several buffers at an offset, on the clock if one is RAM.
             fn $($name)|+ (fd: c_int, iov: *const iovec, count: c_int, offset: off_t $(, $more: $type)*) -> ssize_t {
                 // SAFETY: `iov` has `count` elements, as the real function demands; a negative count becomes one that
                 // is too large to be looked at.
@@ -135,7 +135,7 @@ hook! {
         timed_unless_copied(fd, touches_ram, || unsafe { real::sendmmsg(fd, messages, count, flags) })
     }
 
-    /// Receives a message.
+    /// Receives a message, on the clock if a buffer is RAM.
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         // SAFETY: a message to be filled (caller).
         let touches_ram = unsafe { sockets::touches_ram(message) };
@@ -143,7 +143,7 @@ hook! {
         timed_unless_copied(fd, touches_ram, || unsafe { real::recvmsg(fd, message, flags) })
     }
 
-    /// Receives messages.
+    /// Receives several messages, on the clock if a buffer is RAM.
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         // SAFETY: an array of `count` messages to be filled (caller).
         let touches_ram = unsafe { sockets::any_touches_ram(messages, count) };
@@ -212,13 +212,13 @@ hook! {
         on_stream(file, buf, len, 1, || unsafe { real::_IO_sgetn(file, buf, len) })
     }
 
-    /// A stream's read(2).
+    /// Reads a stream's file, as stdio does it itself.
     fn _IO_file_read(file: *mut FILE, buf: *mut c_void, len: ssize_t) -> ssize_t {
         // SAFETY: the caller's call, passed on unchanged.
         on_stream(file, buf, len.max(0) as size_t, 1, || unsafe { real::_IO_file_read(file, buf, len) })
     }
 
-    /// A stream's write(2).
+    /// Writes a stream's file, as stdio does it itself.
     fn _IO_file_write(file: *mut FILE, buf: *const c_void, len: ssize_t) -> ssize_t {
         // SAFETY: the caller's call, passed on unchanged.
         on_stream(file, buf, len.max(0) as size_t, 1, || unsafe { real::_IO_file_write(file, buf, len) })

@@ -13,7 +13,7 @@ use crate::Toy;
 use crate::daemon::{Daemon, REGION, Vm, checked};
 
 const MIB: u64 = CHUNK_SIZE as u64;
-/// Of linux/userfaultfd.h.
+/// Requests of ioctl(2) for a userfaultfd (linux/userfaultfd.h).
 const UFFDIO_API: u64 = 0xc018_aa3f;
 const UFFDIO_REGISTER: u64 = 0xc020_aa00;
 const UFFDIO_WAKE: u64 = 0x8010_aa02;

@@ -60,7 +60,7 @@ pub struct Hello {
     link: Link,
 }
 
-/// A connection.
+/// A connection of the toy VMM to this daemon.
 pub struct Link(OwnedFd);
 
 impl Daemon {

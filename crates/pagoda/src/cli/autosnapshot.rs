@@ -20,7 +20,7 @@ Examples:
   pagoda vm autosnapshot web1 --every 10m --keep 6 --no-disks    one hour back, in steps of ten minutes
   pagoda vm autosnapshot web1 --off                   those that there are stay")]
 pub struct AutosnapshotOptions {
-    /// The VM
+    /// Name of the VM
     pub name: String,
     /// Time between two snapshots, such as 10m or 1h: 1s to 366d
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]

@@ -18,7 +18,7 @@ impl DramLimit {
         }
     }
 
-    /// The option's value.
+    /// The value as the option takes it: `all`, or the exact size.
     pub fn word(self) -> String {
         match self {
             Self::All => "all".to_owned(),

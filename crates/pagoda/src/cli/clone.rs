@@ -37,13 +37,13 @@ pub struct CloneOptions {
     /// A snapshot, or a VM that runs
     #[arg(value_name = "VM[/SNAPSHOT]")]
     pub source: CloneSource,
-    /// How many
+    /// How many clones to make
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=CLONES_MAX as i64))]
     pub count: u32,
     /// Names of the clones: %d stands for a number, %02d for one with at least two digits. A single clone needs none
     #[arg(long, value_name = "PATTERN")]
     pub name: String,
-    /// The first number
+    /// The number of the first clone, in the place of %d
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub first: u32,
     /// The most DRAM that each may have, such as 128M, or all [default: as the snapshot's VM]

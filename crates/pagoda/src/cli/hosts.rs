@@ -1,4 +1,4 @@
-//! `pagoda host trust`.
+//! The options of `pagoda host trust`.
 
 use clap::Args;
 

@@ -36,7 +36,7 @@ Exit status:
   7  given up: the VM runs where it was
   8  undecided: the VM was given away, and the other host does not answer, or an operator has decided; `pagoda moves` says more")]
 pub struct MoveVm {
-    /// The VM
+    /// Name of the VM
     pub name: String,
     /// A host that this one trusts
     #[arg(long, value_name = "HOST")]

@@ -27,7 +27,7 @@ fn ttl(text: &str) -> Result<u64, String> {
     is_in_range.then_some(seconds).ok_or_else(|| format!("{text}: give 1s to {}s", u32::MAX))
 }
 
-/// Bytes a second.
+/// A rate in bytes a second, of [`RATE_MIN`] at least.
 fn rate(text: &str) -> Result<NonZeroU64, String> {
     let rate = NonZeroU64::new(parse_rate(text)?).filter(|rate| rate.get() >= RATE_MIN);
     rate.ok_or_else(|| format!("{text} is too slow: give at least {}", format_rate(RATE_MIN)))

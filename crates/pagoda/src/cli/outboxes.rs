@@ -30,7 +30,7 @@ pub enum Outboxes {
     ///
     /// If no VM of this name runs, of the last that did, while its files wait to be fetched.
     Show {
-        /// The VM
+        /// Name of the VM
         vm: String,
     },
     Set(OutboxSet),
@@ -39,7 +39,7 @@ pub enum Outboxes {
     /// Of one whose size follows an SLO: what it was given and why, what the guest's jobs do, whether any size keeps the SLO, from which
     /// size to which memory helps, and what would help if none does.
     Explain {
-        /// The VM
+        /// Name of the VM
         vm: String,
     },
 }
@@ -66,7 +66,7 @@ Exit status:
   4  no such VM runs, or it has no outbox
   5  the pool has no room for it; nothing was changed")]
 pub struct OutboxSet {
-    /// The VM
+    /// Name of the VM
     pub vm: String,
     /// Its new size, such as 512M, at least 1M; or auto
     #[arg(long, value_name = "SIZE|auto", value_parser = choice)]
@@ -76,7 +76,7 @@ pub struct OutboxSet {
 }
 
 impl OutboxSet {
-    /// As the daemon is asked for it.
+    /// The change as the daemon is asked for it.
     pub fn patch(&self) -> OutboxPatch {
         let patch = self.follow.patch();
         match self.space {

@@ -8,7 +8,7 @@ pub struct Pace {
     /// Print this many samples as plain text and end
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: Option<u32>,
-    /// Seconds between samples
+    /// Seconds between two samples, 0.1 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = interval)]
     pub interval: f64,
 }

@@ -34,7 +34,7 @@ Exit status:
   6  refused: nothing was changed, the VM did not stop
   7  begun and given up: the VM runs as before, and there is no snapshot")]
 pub struct TakeSnapshot {
-    /// The VM
+    /// Name of the VM
     pub vm: String,
     /// Name of the snapshot [default: its time in UTC, such as 20261128-203042]
     #[arg(long, value_name = "NAME", value_parser = snapshot_name)]
@@ -108,7 +108,7 @@ Exit status:
   1  failed: the message says whether the VM has ended
   6  refused: nothing was changed, the VM runs")]
 pub struct Rollback {
-    /// The VM
+    /// Name of the VM
     pub name: String,
     /// The snapshot; without a VM, the one of that name
     #[arg(long, value_name = "[VM/]SNAPSHOT")]

@@ -30,7 +30,7 @@ pub enum Disk {
         #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
         reserve: u64,
     },
-    /// List the disks
+    /// List the disks of a pool
     Ls {
         #[command(flatten)]
         pool_dir: PoolDir,

@@ -1,4 +1,4 @@
-//! `pagoda disk rm`.
+//! `pagoda disk rm`: gives a disk's memory back to its servers, and forgets the disk.
 
 use anyhow::{Result, bail};
 use pagoda_pool::config::PoolConfig;

@@ -1,4 +1,4 @@
-//! `pagoda disk share`.
+//! `pagoda disk share`: seals a disk, and makes parity of it if that is wanted.
 
 use std::time::{Duration, Instant};
 

@@ -65,7 +65,7 @@ struct Held {
 enum State {
     Up,
     Silent,
-    /// In no list of servers: nobody can ask it.
+    /// It is in no list of servers, so nobody can ask it.
     Unknown,
 }
 

@@ -66,7 +66,7 @@ pub struct Facts {
     pub host_swap: Option<bool>,
     pub max_map_count: Option<u64>,
     pub io_uring_disabled: Option<u64>,
-    /// `None`: no limit.
+    /// How much memory a process may lock, in bytes; `None`: no limit.
     pub memlock_bytes: Option<u64>,
     pub kvm: Device,
     pub qemu: Result<Program, String>,
@@ -123,7 +123,7 @@ impl Root {
         self.line(path)?.parse().ok()
     }
 
-    /// Of `always [advise] never` the word in brackets.
+    /// The word in brackets of a text such as `always [advise] never`.
     fn choice(&self, path: &str) -> Option<String> {
         let line = self.line(path)?;
         let word = line.split_whitespace().find_map(|w| w.strip_prefix('[')?.strip_suffix(']'))?;

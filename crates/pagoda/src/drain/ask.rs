@@ -12,7 +12,7 @@ use crate::output::Progress;
 /// What was said of a VM.
 struct Asked {
     vm: String,
-    /// By host.
+    /// What each host said, in the order of the hosts.
     on: Vec<Result<MovePlan, String>>,
 }
 
@@ -43,7 +43,7 @@ pub fn plan(
                 None => break,
             }
         }
-        // One that has ended meanwhile is none that moves.
+        // A VM that has ended meanwhile does not move.
         if on.len() == hosts.len() {
             asked.push(Asked { vm: name, on });
         }

@@ -94,7 +94,7 @@ fn begin<'a>(client: &Client, vm: &'a PlannedVm, host: &'a str, request: &MoveRe
         Ok(MoveReply::Plan(_)) => {
             Err(NotBegun::Over(stays(&vm.vm, host, "the daemon has only planned it once more".to_owned()).into()))
         }
-        // Nothing was sent.
+        // The request was not sent, so no move has begun.
         Err(error @ ClientError::NotRunning { .. }) => {
             Err(NotBegun::DaemonIsAway(stays(&vm.vm, host, error.to_string()).into()))
         }

@@ -1,4 +1,4 @@
-//! A drain in words.
+//! What users read of a drain: its plan, and how it ended.
 
 use pagoda_api::MoveStatus;
 
@@ -58,7 +58,7 @@ pub fn progress<'a>(moving: impl Iterator<Item = &'a MoveStatus>, over: usize, a
     text
 }
 
-/// One that is over, as soon as it is.
+/// How one move has ended, said as soon as it has.
 pub fn end(ended: &Ended) -> String {
     let Ended { vm, host, outcome, why, status } = ended;
     match (outcome, status) {
@@ -70,7 +70,7 @@ pub fn end(ended: &Ended) -> String {
     }
 }
 
-/// What came of it.
+/// How many VMs the drain has moved, and what became of the others.
 pub fn ended(moves: &[Ended], without_place: usize) -> String {
     let count = |wanted: Outcome| moves.iter().filter(|ended| ended.outcome == wanted).count();
     let mut text = format!("{} moved", count(Outcome::Moved));

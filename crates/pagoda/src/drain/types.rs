@@ -8,7 +8,7 @@ use serde::Serialize;
 pub struct DrainPlan {
     /// All of them have a place.
     pub fits: bool,
-    /// Those without a place first.
+    /// The VMs, those without a place first.
     pub vms: Vec<PlannedVm>,
     pub hosts: Vec<PlannedHost>,
 }
@@ -34,7 +34,7 @@ pub struct PlannedHost {
     pub host: String,
     pub vms: u32,
     pub free: MoveRoom,
-    /// Of that, what the VMs take.
+    /// What the planned VMs take of that.
     pub takes: MoveRoom,
 }
 
@@ -57,7 +57,7 @@ pub struct Ended {
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     Moved,
-    /// It runs here.
+    /// The VM runs on this host.
     Stayed,
     Crashed,
     /// Nobody knows here which host runs it.

@@ -12,7 +12,7 @@ use super::text;
 use crate::exit::{GivenUp, Undecided};
 use crate::output::Progress;
 
-/// Between two looks.
+/// The pause between two looks how far a move is.
 pub const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How long a daemon may be away. One that is restarted answers again within seconds.
 pub const AWAY_MAX: Duration = Duration::from_secs(60);
@@ -74,7 +74,7 @@ pub struct Followed {
 }
 
 impl Followed {
-    /// One that was just begun.
+    /// A move that was just begun.
     pub const fn new(begun: MoveStatus) -> Followed {
         Followed { now: begun, away_since: None, granted_since: None }
     }

@@ -1,4 +1,4 @@
-//! Moves in words.
+//! What users read of moves: plans, progress and ends in words.
 
 use std::fmt::Write;
 

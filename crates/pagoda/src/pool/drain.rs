@@ -1,4 +1,4 @@
-//! `pagoda pool drain`.
+//! `pagoda pool drain`: asks a server to hand its pages to others, and follows that.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! `pagoda pool key`.
+//! `pagoda pool key`: the keys of this machine, and of clients that a server admits.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `pagoda pool ls`.
+//! `pagoda pool ls`: asks each server of the pool once, and shows what it says.
 
 use std::time::{Duration, Instant};
 
@@ -26,9 +26,9 @@ struct Row {
     id: u32,
     address: String,
     zone: u32,
-    /// `up` or `silent`.
+    /// Whether it answers: `up` or `silent`.
     state: &'static str,
-    /// `memory` or `disk`.
+    /// Where it keeps pages: `memory` or `disk`; `None` if it is silent.
     medium: Option<&'static str>,
     pressure: Option<&'static str>,
     free_bytes: Option<u64>,

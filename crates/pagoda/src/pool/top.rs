@@ -1,4 +1,4 @@
-//! `pagoda pool top`: asks the servers how they are, shows the rates.
+//! `pagoda pool top`: asks the servers how they are, and shows rates.
 
 use pagoda_api::in_full;
 use std::time::Duration;
@@ -36,9 +36,9 @@ struct Row {
     id: u32,
     address: String,
     zone: u32,
-    /// `up`, `silent` or `draining`.
+    /// How it stands: `up`, `silent` or `draining`.
     state: &'static str,
-    /// `memory` or `disk`.
+    /// Where it keeps pages: `memory` or `disk`; `None` if it is silent.
     medium: Option<&'static str>,
     pressure: Option<&'static str>,
     size_bytes: Option<u64>,

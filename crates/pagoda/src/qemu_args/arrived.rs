@@ -1,7 +1,7 @@
 //! What may be among the words of a QEMU that another host wants to have started here.
 //!
 //! QEMU does much for its words: it starts programs, opens any file of its user's, and listens for somebody who tells it to do so. So
-//! decided by lists of what is known to do none of this; what is on no list is refused by its name. A full path has to be below one of
+//! lists of what is known to do none of this decide; what is on no list is refused by its name. A full path has to be below one of
 //! the directories that the host allows, and a relative one may not leave the VM's own. Links are not followed here, and what the
 //! content of a file refers to is not known: for both the rights of QEMU's user are the border.
 //!

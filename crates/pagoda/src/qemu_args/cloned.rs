@@ -1,6 +1,6 @@
 //! The command line of a clone: a QEMU that runs beside the one whose snapshot it begins with.
 //!
-//! Decided by lists of what is known to be right for two VMs at a time. What is on none of them is refused by its name.
+//! Lists of what is known to be right for two VMs at a time decide. What is on none of them is refused by its name.
 //! What QEMU makes for others, as a listening socket or a log, gets the clone's name behind its own. What only one of them can have
 //! is refused, or needs a network namespace of the clone's own.
 

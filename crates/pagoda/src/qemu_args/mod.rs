@@ -49,7 +49,7 @@ pub struct Plan {
     device_files: Vec<String>,
     /// Why the VM can never be paged, if so.
     pub pinned: Option<String>,
-    /// From `-name`.
+    /// The guest's name, as `-name` says it.
     pub name: Option<String>,
 }
 

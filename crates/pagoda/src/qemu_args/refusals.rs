@@ -68,7 +68,7 @@ pub fn check(option: &Opt<'_>) -> Result<(), ArgError> {
 
 /// A URI, or a channel for the whole state. That of CPR (QEMU 10) brings descriptors of memory instead of its content.
 fn is_main_channel(value: &str) -> Result<bool, ArgError> {
-    // As QEMU tells a URI from a channel.
+    // QEMU tells a URI from a channel in the same way.
     let is_uri = value.split_once(':').is_some_and(|(scheme, _)| scheme.bytes().all(|b| b.is_ascii_alphabetic()));
     if is_uri || value == "defer" {
         return Ok(true);

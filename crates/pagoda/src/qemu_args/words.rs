@@ -62,9 +62,9 @@ const WITHOUT_ARGUMENT: &[&str] = &[
 /// One option as it stands on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opt<'a> {
-    /// Without its dashes.
+    /// The option's name, without its dashes.
     pub name: &'a str,
-    /// Empty for an option that takes none.
+    /// The option's value; empty if it takes none.
     pub value: &'a str,
     /// Index of `value` among the words (of the option itself if it has none).
     pub at: usize,

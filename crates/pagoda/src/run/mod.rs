@@ -38,13 +38,12 @@ use crate::cli::{self, SpaceChoice};
 use crate::exit::UsageError;
 use crate::qemu_args::{self, Plan};
 
-/// Tells the shim which VM it is and where to attach.
 /// What a process of a clone is to start, as JSON. It has the VM's token in it.
 const ENV_CLONE: &str = "PAGODA_CLONE";
 /// Paths of the RAM files, for programs that map them by themselves.
 const ENV_RAM: &str = "PAGODA_RAM";
 
-/// What to run.
+/// The VM that is to be made, and the program that becomes it.
 #[derive(Debug)]
 pub struct Request {
     pub name: Option<String>,

@@ -28,10 +28,10 @@ const OOM_SCORE: &str = "/proc/self/oom_score_adj";
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StartArrived {
-    /// As if it was of a snapshot.
+    /// What is to be started, in the form of a snapshot's launch.
     from: SnapshotLaunch,
     created: CreatedVm,
-    /// The daemon's.
+    /// The daemon's control socket.
     socket: PathBuf,
     /// Directories below which the VM's files are.
     paths: Vec<PathBuf>,

@@ -40,14 +40,14 @@ pub const ENV_PARENT: &str = "PAGODA_PARENT";
 const ASK: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
 /// How long the daemon may take to let go of a VM that has crashed: its last snapshot is filled from what it leaves.
 const RELEASE_MAX: Duration = Duration::from_secs(600);
-/// Between two looks meanwhile.
+/// The pause between two looks whether the daemon has let go.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// What a VM was started from, by `pagoda vm restore` and `rollback`.
 #[derive(Debug, Clone)]
 pub struct Origin {
     pub snapshot: SnapshotName,
-    /// Also if its disks have changed.
+    /// It is restored also if its disks have changed.
     pub force: bool,
     /// The words of the limit that its user gave.
     pub dram: Option<String>,

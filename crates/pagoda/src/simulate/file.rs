@@ -77,7 +77,7 @@ pub struct Vm {
     pub balloon: Option<BalloonEntry>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<PhaseEntry>,
-    /// Of a recorded VM, in place of phases.
+    /// The use of a recorded VM over time, in place of phases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub series: Vec<Point>,
     pub repeat: Option<String>,

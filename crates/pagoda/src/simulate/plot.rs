@@ -54,7 +54,7 @@ fn series<P>(
     Series { name, colour, dashes, points: points.iter().map(point).collect() }
 }
 
-/// Draws it all.
+/// Draws the whole recording as one SVG document.
 pub fn draw(recording: &Recording) -> String {
     let vms: Vec<&VmRecord> = recording.vms.iter().filter(|vm| !vm.points.is_empty()).take(PANELS_MAX).collect();
     let height = TITLE + STATES + GAP + (PANEL + GAP) * (1 + vms.len()) as f64;

@@ -1,4 +1,4 @@
-//! `pagoda snapshot diff`.
+//! `pagoda snapshot diff`: prints how many pages of two snapshots differ.
 
 use anyhow::Result;
 use pagoda_api::SnapshotDiff;

@@ -1,4 +1,4 @@
-//! `pagoda snapshot export`.
+//! `pagoda snapshot export`: writes a snapshot into one file, or to standard output.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};

@@ -23,7 +23,7 @@ const ALIGN: usize = 4096;
 /// Pieces that are received and not written yet.
 const QUEUE: usize = 4;
 
-/// See the module.
+/// A file that is being written, and has no name yet.
 pub struct NewFile {
     path: PathBuf,
     force: bool,

@@ -1,4 +1,4 @@
-//! `pagoda snapshot import`.
+//! `pagoda snapshot import`: makes a snapshot of an exported file.
 
 use std::fs::File;
 use std::io::{self, Read};

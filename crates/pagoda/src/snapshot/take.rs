@@ -1,4 +1,4 @@
-//! `pagoda vm snapshot`.
+//! `pagoda vm snapshot`: takes a snapshot, and waits until it is durable if that is wanted.
 
 use std::time::Duration;
 

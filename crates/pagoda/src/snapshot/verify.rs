@@ -1,4 +1,4 @@
-//! `pagoda snapshot verify`.
+//! `pagoda snapshot verify`: has the daemon compare all pages with their checksums.
 
 use std::fmt::Write;
 

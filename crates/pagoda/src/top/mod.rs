@@ -1,4 +1,4 @@
-//! `pagoda top`: samples the daemon, shows the rates. And the loop of every live view.
+//! `pagoda top`: samples the daemon, and shows rates. The loop of every live view is here, too.
 
 mod model;
 mod picture;
@@ -33,7 +33,7 @@ pub trait Screen {
     /// Takes a new sample, and shows it with the rates since the last one. What cannot be had is waited for.
     fn refresh(&mut self);
     fn draw(&self, frame: &mut Frame<'_>);
-    /// Moves the selection.
+    /// Moves the selection by so many rows.
     fn select(&mut self, step: isize);
 }
 
@@ -80,7 +80,7 @@ impl Sampler<'_> {
     }
 }
 
-/// One sample of `--batch --json`.
+/// What one sample of `--batch --json` prints.
 #[derive(Serialize)]
 struct BatchSample<'a> {
     at_s: f64,

@@ -1,4 +1,4 @@
-//! What `top` shows, as numbers: rates from two samples. No terminal, no clock.
+//! What `top` shows, as numbers: rates from two samples. It knows no terminal, and reads no clock.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::show::state_words;
 /// All VMs at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
-    /// Since any fixed moment.
+    /// When it was taken, since any fixed moment.
     pub at: Duration,
     pub host: HostPolicy,
     pub vms: Vec<VmInfo>,
@@ -56,7 +56,7 @@ pub struct Row {
     pub swap_read_bytes_per_s: Option<f64>,
     pub swap_write_bytes_per_s: Option<f64>,
     pub faults_per_s: Option<f64>,
-    /// Of the cause with the longest p99.
+    /// The latencies of the cause with the longest p99.
     pub p50_us: Option<f64>,
     pub p99_us: Option<f64>,
     pub causes: Vec<Cause>,

@@ -9,7 +9,7 @@ use crate::units::{format_per_mille, format_size};
 /// Characters between two columns.
 pub const SPACING: usize = 2;
 
-/// One column of a table of `R`.
+/// A column of a table whose rows are `R`.
 pub struct Column<R> {
     pub name: &'static str,
     pub side: Side,

@@ -1,4 +1,4 @@
-//! A scenario from what the daemon says of its VMs, poll by poll. No clock, no files.
+//! Makes a scenario of what the daemon says of its VMs, poll by poll. It reads no clock, and touches no file.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ const BALLOON_RATE: &str = "256M";
 pub struct Recorder {
     title: String,
     interval_s: u64,
-    /// Of the last poll.
+    /// The time of the last poll, in seconds.
     at_s: u64,
     /// At the first poll and at the last.
     host: Option<[HostPolicy; 2]>,

@@ -22,7 +22,7 @@ pub const VM: &str = r#"{"name":"web1","kind":"qemu","state":{"kind":"running"},
     "zero_bytes":1610612736,"swap_used_bytes":1610612736,"armed":true,"huge":false,"pid":42,
     "counters":{"faults_minor":7,"pages_in":9}}"#;
 
-/// Its host.
+/// The host of that VM, as the control API shows it.
 const HOST: &str = r#"{"version":"0.1.0","hostname":"host1","kernel":"6.18.0","memory_total_bytes":8589934592,
     "memory_available_bytes":4294967296,"state_dir":"/run/pagoda","swap_dir":"/var/lib/pagoda/swap",
     "swap_free_bytes":8589934592,"uffd_permission":"root","large_folios":"2M","vms":1,

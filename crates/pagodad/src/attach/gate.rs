@@ -23,7 +23,7 @@ use crate::qmp::{Held, Monitor, Refused};
 use crate::registry::Registry;
 use crate::snapshots::load;
 
-/// What the shim hides.
+/// The capability that the shim hides from QEMU.
 const CAPABILITY: &str = "x-ignore-shared";
 /// Between two questions at first: QEMU may not answer while it starts, or while it takes no such command. No answer takes
 /// 5 s besides.
@@ -37,7 +37,7 @@ const PAUSE_LATER: Duration = Duration::from_secs(30);
 enum Gate {
     /// QEMU does not know the name.
     Shut,
-    /// QEMU knows it.
+    /// QEMU knows the name: it could leave RAM out of a migration.
     Open,
     /// QEMU did not look at it.
     Unknown,

@@ -12,7 +12,7 @@ const SILENT_MAX: usize = 64;
 /// Silent connections of one user, root and the daemon's own excepted.
 const SILENT_MAX_USER: usize = 16;
 
-/// Those that are silent, the oldest first.
+/// The connections that are silent, the oldest first.
 #[derive(Debug, Default)]
 pub struct Handshakes(Mutex<Vec<Silent>>);
 

@@ -18,7 +18,7 @@ use crate::registry::{Registry, Vm};
 pub fn lend(connection: &Connection, registry: &Registry, token: Token, peer: Peer) -> Result<()> {
     let outbox = registry.outboxes.by_token(token).context("no process of a VM has this token")?;
     let pidfd = process::pidfd_open(peer.pid).context("watch the process")?;
-    // After the pidfd, by which it is this process.
+    // The start time is read after the pidfd was opened, so it is this process's.
     let start = process::start_time(peer.pid).context("look at the process")?;
     mappers::make_dir(&registry.config.state_dir)?;
     let device = uffd::open_device().ok();

@@ -29,7 +29,7 @@ struct Found {
     interval_before_s: u64,
 }
 
-/// See the module.
+/// The balloon device of one VM.
 #[derive(Debug)]
 pub struct BalloonDevice {
     monitor: Arc<Monitor>,

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use pagoda_link::hosts::dir_below;
 use serde::Deserialize;
 
-/// Its keys.
+/// The keys of the section, as they are in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct HostsFile {

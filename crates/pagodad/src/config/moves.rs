@@ -1,4 +1,5 @@
-//! The section `[moves]` of the configuration file: which VMs of other hosts may come in, and whether etcd decides about moves. It has no options on the command line.
+//! The section `[moves]` of the configuration file: which VMs of other hosts may come in, and whether etcd decides about moves.
+//! It has no options on the command line.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -10,7 +11,7 @@ use serde::Deserialize;
 const USERS: &str = "/etc/passwd";
 const PROGRAM_DEFAULT: &str = "/usr/bin/qemu-system-x86_64";
 
-/// Its keys.
+/// The keys of the section, as they are in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct MovesFile {

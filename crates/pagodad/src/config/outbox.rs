@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::outboxes::PERIOD_DEFAULT;
 
-/// Its keys.
+/// The keys of the section, as they are in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OutboxFile {

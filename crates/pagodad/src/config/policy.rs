@@ -10,7 +10,7 @@ use pagoda_core::policy::settings::{SAMPLE_PAGES_MAX, SAMPLE_PERIOD_S_MAX, SAMPL
 use pagoda_core::units::Bytes;
 use serde::{Deserialize, Deserializer};
 
-/// Its keys.
+/// The keys of the section, as they are in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyFile {
@@ -59,7 +59,7 @@ pub struct PolicyConfig {
     pub thresholds: Option<[PerMille; 4]>,
     /// Less than this available means that the host itself is short.
     pub host_available_min: Option<Bytes>,
-    /// Of VMs of which nothing else is said.
+    /// The sampling of VMs for which nothing else is set.
     pub sampling: Sampling,
     /// Miss-ratio curves are watched.
     pub curves: bool,

@@ -14,12 +14,12 @@ use super::policy::size;
 /// In percent. With more, a file system of usual size would have no room for a VM's memory.
 const KEEP_FREE_PERCENT_MAX: u8 = 90;
 const KEEP_FREE_PERCENT_DEFAULT: u8 = 10;
-/// As many as a VM has.
+/// As many snapshots as a VM can have.
 const CHAIN_DEFAULT: usize = SNAPSHOTS_PER_VM_MAX;
 /// Less holds no VM's memory.
 const MAX_BYTES_MIN: Bytes = Bytes::from_mib(64);
 
-/// Its keys.
+/// The keys of the section, as they are in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct SnapshotsFile {

@@ -24,7 +24,7 @@ pub(super) const REQUEST_MAX: Duration = Duration::from_mins(61);
 /// The same of who has not said anything yet, and of who reads metrics: about as long as the usual pause between two scrapes.
 pub(super) const SCRAPE_PAUSE: Duration = Duration::from_secs(60);
 
-/// Bounds `L`.
+/// Accepts as `L` does, with a bound on connections and on their silence.
 #[derive(Debug)]
 pub(super) struct Bounded<L> {
     listener: L,
@@ -61,7 +61,7 @@ where
     }
 }
 
-/// One peer's stream.
+/// The stream of one peer, which fails after too long a silence.
 #[derive(Debug)]
 pub(super) struct Connection<S> {
     stream: S,

@@ -1,4 +1,4 @@
-//! Routes of outboxes.
+//! The routes of the control API for outboxes.
 
 use std::sync::Arc;
 

@@ -76,7 +76,7 @@ pub(super) async fn import(registry: Arc<Registry>, name: Option<SnapshotName>, 
 enum Piece {
     Bytes(Bytes),
     Failed(io::Error),
-    /// That was all. Without it the client went away.
+    /// The body is complete. Without this the client went away.
     End,
 }
 

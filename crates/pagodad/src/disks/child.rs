@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 const ERRORS_MAX: usize = 64 << 10;
 /// How long one may take to end that was killed, and does not hang in the kernel.
 const KILLED_MAX: Duration = Duration::from_secs(1);
-/// Between two looks whether it has ended.
+/// The pause between two looks whether it has ended.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// What there is for a file.
@@ -78,9 +78,9 @@ fn take_turn(file: &Path, deadline: Instant) -> Result<Turn<'_>> {
 /// What a reader has made of the output.
 #[derive(Debug)]
 pub enum Wanted<T> {
-    /// Of all of it. The program has to succeed.
+    /// What was made of all output. The program has to succeed.
     All(T),
-    /// Of a part. The rest is of no interest, and neither is how the program ends.
+    /// What was made of a part of it. The rest is of no interest, and neither is how the program ends.
     Part(T),
 }
 

@@ -22,7 +22,7 @@ const HEADERS: u64 = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct CopiedDisk {
     found: Found,
-    /// As it is made at the other host.
+    /// The image that is made for it at the other host.
     pub image: NewImage,
     /// What there is to be copied, about.
     pub content: u64,

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::stat::Stat;
 use crate::record::{FileId, Noted};
 
-/// See the module.
+/// An open directory, and the path by which it was opened.
 #[derive(Debug)]
 pub struct Dir {
     fd: OwnedFd,

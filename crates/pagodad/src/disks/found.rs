@@ -100,7 +100,7 @@ fn find_one(device: &Value, record: &Record, launch: &Launch) -> Result<Found> {
 
 /// What is in a device, as QEMU says it.
 pub struct Inserted<'a> {
-    /// Of the device.
+    /// QEMU's name of the device, or words that stand for it.
     pub name: String,
     said: &'a Value,
 }
@@ -249,7 +249,7 @@ pub fn check_all_open(pid: u32, files: &[FileId]) -> Result<()> {
     Ok(())
 }
 
-/// That QEMU has open what the name says.
+/// Checks that QEMU has open what the name says.
 fn check_open(disk: &Found, pid: u32) -> Result<()> {
     ensure!(
         open_files(pid)?.contains(&disk.active_id),
@@ -259,7 +259,7 @@ fn check_open(disk: &Found, pid: u32) -> Result<()> {
     Ok(())
 }
 
-/// That QEMU may write no file but those.
+/// Checks that QEMU may write no file but these.
 fn check_no_other(monitor: &Monitor, launch: &Launch, disks: &[&Found]) -> Result<()> {
     let answer = monitor.execute_with("query-named-block-nodes", json!({ "flat": true }))?;
     let nodes = answer.as_array().context("the list of block nodes")?;

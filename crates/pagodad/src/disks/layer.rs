@@ -18,7 +18,7 @@ pub struct NotedLayer {
     pub disk: DiskFile,
     /// Its name in the directory of the disk.
     pub name: String,
-    /// Whose it is.
+    /// The user as whom the VM's QEMU ran.
     pub user: User,
     when: Life,
 }

@@ -14,9 +14,9 @@ use crate::record::FileId;
 
 /// Bytes that the guest may see of one disk: what a file system gives to a file, and more than anybody copies.
 const BYTES_MAX: u64 = 1 << 46;
-/// What QEMU counts disks in.
+/// Bytes of a sector, in which QEMU counts disks.
 const SECTOR: u64 = 512;
-/// What qcow2 can have.
+/// The sizes of clusters that qcow2 can have, in bytes.
 const CLUSTER_MIN: u64 = 512;
 const CLUSTER_MAX: u64 = 2 << 20;
 
@@ -29,7 +29,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// QEMU's driver of it.
+    /// QEMU's driver of the format.
     pub const fn driver(self) -> &'static str {
         match self {
             Format::Qcow2 => "qcow2",
@@ -42,16 +42,16 @@ impl Format {
     }
 }
 
-/// See the module.
+/// What is to be known of an image to make it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewImage {
-    /// An absolute path.
+    /// Where the image is made: an absolute path.
     pub file: String,
     pub format: Format,
     /// What the guest takes for the size of the disk.
     pub bytes: u64,
-    /// Of a qcow2 file, bytes.
+    /// The size of a qcow2 file's clusters, in bytes; `None` for a raw file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<u64>,
     /// What it takes on the disk when it is full of what is to come, bytes.

@@ -10,7 +10,7 @@ use super::qemu_img::QemuImg;
 use super::stat::Stat;
 use crate::record::{FileId, TopFile};
 
-/// In the names of overlays.
+/// What an overlay's name has between the disk's name and the snapshot.
 pub const TOP: &str = ".pagoda-top-";
 /// Digits of an id in the names of files and nodes: QEMU's names of nodes have at most 31 characters.
 const TAG_DIGITS: usize = 16;

@@ -17,7 +17,7 @@ use super::user::User;
 /// Where it is looked for before the directory of the VM's QEMU.
 const DIRECTORIES: [&str; 3] = ["/usr/bin", "/usr/local/bin", "/bin"];
 
-/// See the module.
+/// The program `qemu-img`, and the user whom it runs as.
 #[derive(Clone, Debug)]
 pub struct QemuImg {
     program: PathBuf,

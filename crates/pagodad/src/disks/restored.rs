@@ -69,7 +69,7 @@ impl Restored {
         self.user.act(|| self.disks.iter().map(moved).collect())
     }
 
-    /// A record names them.
+    /// The overlays stay from now on, because a record names them.
     pub fn keep(&mut self) {
         self.is_kept = true;
     }

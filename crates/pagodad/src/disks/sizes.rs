@@ -9,7 +9,7 @@ use super::layer::NotedLayer;
 /// Bytes of each layer that could be looked at, by the disk's path and the layer's name.
 pub type Sizes = BTreeMap<(String, String), u64>;
 
-/// See the module.
+/// The sizes that were found last, and whether a thread looks for them now.
 #[derive(Debug, Default)]
 pub struct LayerSizes {
     look: Mutex<Look>,
@@ -43,7 +43,7 @@ impl LayerSizes {
         self.wait(deadline).map_or_else(Sizes::new, |look| look.found.clone())
     }
 
-    /// Until nobody looks.
+    /// Waits until no thread looks. `None`: the deadline came first.
     fn wait(&self, deadline: Instant) -> Option<MutexGuard<'_, Look>> {
         let mut look = self.lock();
         while look.is_under_way {

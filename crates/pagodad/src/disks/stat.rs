@@ -7,14 +7,14 @@ use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags};
 
 use crate::record::FileId;
 
-/// See the module.
+/// What is to be known of a file, as the kernel says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     pub id: FileId,
     pub is_file: bool,
-    /// Its length.
+    /// The length of its content in bytes.
     pub bytes: u64,
-    /// What it takes on its disk.
+    /// The bytes that it takes on its disk.
     pub allocated_bytes: u64,
     /// The time of its last change, in nanoseconds since 1970.
     pub mtime_ns: i64,
@@ -30,7 +30,7 @@ pub struct Stat {
 const BLOCK: u64 = 512;
 
 impl Stat {
-    /// Of what a path leads to, through links.
+    /// What the kernel says of what a path leads to, through links.
     pub fn of_path(path: &Path) -> rustix::io::Result<Stat> {
         statx(CWD, path, AtFlags::empty())
     }
@@ -40,7 +40,7 @@ impl Stat {
         statx(dir, Path::new(name), AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Of an open file.
+    /// What the kernel says of an open file.
     pub fn of_open(file: impl AsFd) -> rustix::io::Result<Stat> {
         statx(file, Path::new(""), AtFlags::EMPTY_PATH)
     }

@@ -19,7 +19,7 @@ use super::user::User;
 use crate::qmp::{Monitor, Refused};
 use crate::record::{Below, FileId, MovedDisk, TopFile};
 
-/// See the module.
+/// The layers and overlays of one snapshot.
 #[derive(Debug)]
 pub struct Taking {
     user: User,
@@ -37,7 +37,7 @@ struct Layer {
 }
 
 impl Taking {
-    /// Of a snapshot without disks.
+    /// What is taken of a VM's disks without any of them.
     pub fn none(launch: &Launch) -> Taking {
         Taking { user: User::of(launch), layers: Vec::new(), is_switched: false }
     }
@@ -282,7 +282,7 @@ mod tests {
         let before = [MovedDisk::new("/d/disk".into(), id(5), vec![top("restored", 6)])];
         let moved = taking(id(6)).moved(&before);
         assert_eq!(moved, [MovedDisk::new("/d/disk".into(), id(6), vec![top("new", 9)])]);
-        // One that was not.
+        // The newest content does not have the disk's name yet.
         let moved = taking(id(5)).moved(&before);
         assert_eq!(moved, [MovedDisk::new("/d/disk".into(), id(5), vec![top("restored", 6), top("new", 9)])]);
     }

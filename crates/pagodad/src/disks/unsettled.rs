@@ -13,14 +13,14 @@ use crate::record::Record;
 const PAUSE: Duration = Duration::from_secs(5);
 const PAUSE_MAX: Duration = Duration::from_secs(600);
 
-/// See the module.
+/// Such VMs by name, and how far the attempts for each are.
 #[derive(Debug, Default)]
 pub struct Unsettled {
     all: Mutex<BTreeMap<String, Ended>>,
     changed: Condvar,
 }
 
-/// One of them.
+/// A VM that has ended, and how the attempts to settle its disks went.
 #[derive(Debug)]
 struct Ended {
     record: Record,
@@ -47,7 +47,7 @@ impl Unsettled {
         self.changed.notify_all();
     }
 
-    /// All of them.
+    /// The records of all VMs whose disks are not settled.
     pub fn all(&self) -> Vec<Record> {
         self.lock().values().map(|ended| ended.record.clone()).collect()
     }

@@ -13,7 +13,7 @@ use super::user::User;
 use crate::qmp::Monitor;
 use crate::record::{FileId, MovedDisk, Record};
 
-/// See the module.
+/// The overlays and layers of one such snapshot, none of which QEMU writes.
 #[derive(Debug)]
 pub struct Unused {
     /// What the record has without it.

@@ -138,7 +138,7 @@ pub fn refusal(launch: &Launch) -> Option<String> {
 pub struct Ways {
     /// `threads`, `native` or `io_uring`; QEMU's default if nothing is said.
     pub aio: Option<String>,
-    /// `ignore` or `unmap`.
+    /// `unmap`, if QEMU is told to pass the guest's discards on.
     pub discard: Option<String>,
 }
 

@@ -77,7 +77,7 @@ fn bind(registry: &Registry, address: SocketAddr) -> TcpListener {
     }
 }
 
-/// One of the streams that there can be.
+/// A place for one stream, of those that there can be.
 struct Place(Arc<AtomicUsize>);
 
 impl Place {

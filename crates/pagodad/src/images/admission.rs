@@ -17,7 +17,7 @@ use crate::config::SnapshotsConfig;
 pub struct NewImage<'a> {
     pub id: ImageId,
     pub name: &'a SnapshotName,
-    /// Of the VM.
+    /// Pages of the VM's memory.
     pub pages: PageCount,
     /// Of these, what is resident, swapped or shared: all others are zero.
     pub filled: PageCount,
@@ -33,7 +33,7 @@ struct Promise {
     name: SnapshotName,
     /// The most that it will take.
     needed: Bytes,
-    /// It exists, or did.
+    /// The image exists, or did.
     is_begun: bool,
 }
 

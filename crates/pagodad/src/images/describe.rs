@@ -26,7 +26,7 @@ pub fn list(listing: &Listing, boot_id: &str) -> SnapshotList {
     list
 }
 
-/// All but who reads it.
+/// All that is told of a snapshot, but for who reads it.
 pub fn snapshot(listed: &Listed, manifest: &Manifest, boot_id: &str) -> Snapshot {
     let (stage, why) = stage_of(manifest, boot_id);
     Snapshot {

@@ -10,7 +10,7 @@ use super::readers::InUse;
 
 const SEE: Option<&str> = Some("see `pagoda snapshot ls`");
 
-/// Not possible, and nothing was changed.
+/// The request is refused, and nothing was changed.
 pub fn refused(why: impl Into<String>, hint: Option<&str>) -> ApiError {
     ApiError::new(ErrorCode::Refused, why, hint)
 }
@@ -27,7 +27,7 @@ pub fn no_image(id: ImageId) -> ApiError {
     ApiError::new(ErrorCode::NoSuchSnapshot, format!("there is no image {id}"), SEE)
 }
 
-/// It is not removed.
+/// The answer to a removal of an image that is in use.
 pub fn in_use(listed: &Listed, why: &InUse) -> ApiError {
     let name = match &listed.manifest {
         Some(manifest) => SnapshotName::new(&*manifest.vm, &*manifest.name).to_string(),

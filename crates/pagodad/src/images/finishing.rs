@@ -9,12 +9,12 @@ use pagoda_image::{ImageError, ImageId, Listed, Manifest, Stage, Store};
 
 use crate::disks;
 
-/// See the module.
+/// What the files of images do not say yet, and which images are lost by their disk.
 #[derive(Debug, Default)]
 pub struct Finishing {
     /// The images that VMs hold pages for, by all records of an earlier daemon.
     held: OnceLock<BTreeSet<ImageId>>,
-    /// One image at a time is made durable.
+    /// Held while an image is made durable, which is done for one at a time.
     alone: Mutex<()>,
     /// Images that have all pages, and whose files do not say so yet: the disk did not take that.
     to_be_marked: Mutex<BTreeSet<ImageId>>,

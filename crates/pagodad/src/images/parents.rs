@@ -15,7 +15,7 @@ struct State {
     removed: BTreeSet<ImageId>,
 }
 
-/// See the module.
+/// Which images are needed as parents, and which are being removed.
 #[derive(Debug, Default)]
 pub struct Parents(Mutex<State>);
 
@@ -36,7 +36,7 @@ pub struct Removing<'a> {
 }
 
 impl Parents {
-    /// Nothing: it is being removed.
+    /// `None`: the image is being removed.
     pub fn hold(&self, id: ImageId) -> Option<Held<'_>> {
         let mut state = self.lock();
         if state.removed.contains(&id) {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pagoda_image::ImageId;
 
-/// See the module.
+/// The readers of every image, and the images that are being removed.
 #[derive(Debug, Default)]
 pub struct Readers(Mutex<State>);
 
@@ -23,7 +23,7 @@ struct State {
     removals: BTreeSet<ImageId>,
     /// Records of VMs that could not be read.
     unknown: Vec<String>,
-    /// Numbers readings.
+    /// The number that the next reading gets.
     next: u64,
 }
 

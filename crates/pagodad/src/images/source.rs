@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(first.tier.name(), TIER);
         drop(first);
         assert_eq!((files(&bench), bench.images.readers().of(ImageId(1))), (vec![], vec![]));
-        // It lacks pages.
+        // An image that lacks pages is refused.
         assert!(source(&bench, 2).is_err());
         assert_eq!((files(&bench), bench.images.readers().of(ImageId(2))), (vec![], vec![]));
 

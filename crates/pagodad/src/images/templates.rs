@@ -21,7 +21,7 @@ pub const KEEP: Duration = Duration::from_secs(600);
 /// After one was given up, the next one is not begun before that: a hundred clones would all try.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// The templates of all images, and those that an earlier daemon made.
 #[derive(Debug, Default)]
 pub struct Templates(Mutex<Known>);
 
@@ -92,7 +92,7 @@ impl Templates {
         known.by_image.values().map(|place| place.bytes()).chain(adopted).sum()
     }
 
-    /// The same of one image.
+    /// The same for the template of one image.
     pub fn bytes_of(&self, image: ImageId) -> u64 {
         lock(&self.0).by_image.get(&image).map_or(0, |place| place.bytes())
     }

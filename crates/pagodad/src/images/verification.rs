@@ -21,7 +21,7 @@ const VERIFICATIONS_MAX: usize = 2;
 const ANSWER_AFTER: Duration = Duration::from_secs(1);
 const SILENCE_MAX: Duration = Duration::from_secs(VERIFY_SILENCE_S_MAX);
 
-/// See the module.
+/// The verifications that clients ask about, by image.
 #[derive(Debug, Default)]
 pub struct Verifications(Mutex<BTreeMap<ImageId, Arc<Verification>>>);
 
@@ -97,7 +97,7 @@ impl Verification {
         Verification { memory, chunks: AtomicU64::new(0), state, ended: Condvar::new() }
     }
 
-    /// Somebody asks for it.
+    /// Notes that somebody asks for it.
     fn touch(&self) {
         self.lock().asked = Instant::now();
     }

@@ -8,7 +8,7 @@ use pagoda_core::stats::{MetricDef, MetricKind};
 
 use super::value::{ProcessInfo, Value};
 
-/// Head of `docs/metrics.md`.
+/// The head of `docs/metrics.md`, above the table of metrics.
 pub(super) const INTRODUCTION: &str = "\
 # Metrics
 
@@ -37,7 +37,7 @@ const fn gauge(name: &'static str, unit: &'static str, help: &'static str) -> Me
     MetricDef { name, kind: MetricKind::Gauge, unit, help }
 }
 
-/// Of each VM, with the prefix `pagoda_vm_`.
+/// The metrics of each VM, with the prefix `pagoda_vm_`.
 pub(super) const VM: &[Row<VmInfo>] = &[
     Row { def: gauge("memory_bytes", "bytes", "Memory the guest has."), value: |vm| Value::Count(vm.memory_bytes) },
     Row {
@@ -328,11 +328,11 @@ pub(super) const POLICY: &[Row<VmPolicy>] = &[
     },
 ];
 
-/// Of each VM that the policy has planned for.
+/// The metric of each VM that the policy has planned for.
 pub(super) const TARGET: MetricDef =
     gauge("pagoda_vm_target_bytes", "bytes", "DRAM that the memory policy allots to the VM.");
 
-/// Of each VM whose first sampling period is over.
+/// The metric of each VM whose first sampling period is over.
 pub(super) const ACTIVE: MetricDef = gauge("pagoda_vm_active_bytes", "bytes", "Estimated working set of the VM.");
 
 /// Its label `status` has every status, with 1 for the VM's.
@@ -550,7 +550,7 @@ pub(super) const VM_INFO: MetricDef = gauge("pagoda_vm_info", "", "What the VM i
 pub(super) const HOST_INFO: MetricDef =
     gauge("pagoda_host_info", "", "What the daemon and the host are, in the labels; always 1.");
 
-/// Of the host, with the prefix `pagoda_host_`.
+/// The metrics of the host, with the prefix `pagoda_host_`.
 pub(super) const HOST: &[Row<HostInfo>] = &[
     Row {
         def: gauge("memory_total_bytes", "bytes", "Memory of the host."),

@@ -29,11 +29,11 @@ pub struct Standing {
     pub is_configured: bool,
     /// Which registers are asked, as long as they answer.
     pub register: Option<RegisterId>,
-    /// Why they do not.
+    /// Why the registers do not answer.
     pub trouble: Option<String>,
 }
 
-/// See the module.
+/// How the arbiter stands, and the queue to its thread.
 #[derive(Debug, Default)]
 pub struct Arbiter {
     standing: Mutex<Standing>,

@@ -65,7 +65,7 @@ pub fn list(registry: &Arc<Registry>) -> MoveList {
     let mut ended: Vec<(SystemTime, MoveStatus)> =
         registry.moves.outgoing.ended().into_iter().map(|ended| (ended.at, of_ended(ended))).collect();
     ended.extend(registry.moves.sessions.ended().into_iter().map(|ended| (ended.at, of_arrived(registry, &ended))));
-    // The last ones first.
+    // Moves that ended last come first.
     ended.sort_by_key(|(at, _)| Reverse(*at));
     for (_, ended) in ended {
         if moves.iter().all(|known| known.vm != ended.vm) {
@@ -233,7 +233,7 @@ const fn outcome_of(end: End) -> MoveOutcome {
     }
 }
 
-/// Of one to this host.
+/// The status of a move to this host that has ended.
 fn of_arrived(registry: &Registry, ended: &Arrived) -> MoveStatus {
     let status = of_incoming(&ended.session, host_name(registry, &ended.session.peer), 0);
     let why = status.why.clone().or_else(|| {
@@ -246,7 +246,7 @@ fn of_arrived(registry: &Registry, ended: &Arrived) -> MoveStatus {
     MoveStatus { sent_bytes: ended.came.0, elapsed_ms: millis(ended.elapsed), ..over }
 }
 
-/// Nothing was sent.
+/// Whether nothing of the VM was sent yet: no page, and nothing of a disk.
 fn is_untouched(progress: &Progress) -> bool {
     progress.sent.0 == 0 && progress.round == 0 && !progress.has_begun
 }

@@ -3,7 +3,7 @@
 use pagoda_move::units::RegisterId;
 use pagoda_move::wire::offer::Capabilities;
 
-/// As a source and as a destination.
+/// What this version can do as a source, and as a destination.
 const OURS: Capabilities = Capabilities::POSTCOPY
     .with(Capabilities::LZ4)
     .with(Capabilities::ZSTD)

@@ -178,7 +178,7 @@ impl ControlSender {
     }
 }
 
-/// Receives control messages.
+/// The end of a control stream that receives messages.
 #[derive(Debug)]
 pub struct ControlReceiver(Frames);
 
@@ -194,7 +194,7 @@ impl ControlReceiver {
     }
 }
 
-/// Sends pages.
+/// The end of a data stream that sends pages.
 #[derive(Debug)]
 pub struct DataSender {
     sender: Sender,
@@ -270,7 +270,7 @@ impl DataReceiver {
     }
 }
 
-/// Frames out of records.
+/// Takes frames out of the records of a stream.
 #[derive(Debug)]
 struct Frames {
     receiver: Receiver,

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// See the module.
+/// The names of the VMs whose notes somebody has a claim on.
 #[derive(Clone, Debug, Default)]
 pub struct Claims(Arc<Mutex<BTreeSet<String>>>);
 

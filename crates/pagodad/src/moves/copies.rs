@@ -44,7 +44,7 @@ const NEW: &str = "new";
 #[serde(deny_unknown_fields)]
 struct Made {
     attempt: u64,
-    /// In the names that images are made under.
+    /// The random number that is in the names that images are made under.
     number: u64,
     uid: u32,
     gid: u32,
@@ -82,7 +82,7 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Those of a daemon with this state directory.
+    /// The notes of a daemon with this state directory.
     pub fn below(state_dir: &Path) -> Copies {
         Copies { dir: state_dir.join("copies"), busy: Mutex::default() }
     }
@@ -134,7 +134,7 @@ impl Copies {
         let _busy = busy.lock().unwrap_or_else(PoisonError::into_inner);
         let removed = self.read(vm).and_then(|made| match made {
             Some(made) if made.attempt == attempt.0 => self.remove_made(notes, vm, &made),
-            // Another attempt's.
+            // There are none, or they are another attempt's.
             _ => Ok(()),
         });
         if let Err(error) = removed {
@@ -218,7 +218,7 @@ impl Copies {
         read().with_context(|| format!("read {}", path.display()))
     }
 
-    /// Durably.
+    /// Writes the note, or removes it: the change is on the disk then.
     fn write(&self, vm: &str, made: Option<&Made>) -> Result<()> {
         let path = self.path(vm)?;
         let write = || -> Result<()> {

@@ -46,7 +46,7 @@ use crate::registry::Registry;
 const STORE_MAX: Duration = Duration::from_secs(10);
 /// Before a connection is given up by which pages cannot be taken in.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Between two looks.
+/// The pause between two looks whether the VM of an attempt is made.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Reads a control stream of another host until it ends. `vm`: whose it is, as the stream says.
@@ -85,7 +85,7 @@ fn host_key(key: &PublicKey) -> HostKey {
     HostKey(key.0)
 }
 
-/// A control stream.
+/// A control stream of another host, and the VM that it is about.
 struct Link<'a> {
     registry: &'a Arc<Registry>,
     peer: PublicKey,
@@ -94,7 +94,7 @@ struct Link<'a> {
     sender: Arc<ControlSender>,
 }
 
-/// What was said on one.
+/// What was said on a control stream.
 #[derive(Default)]
 struct Talk {
     /// A source that has been welcomed and has reserved nothing yet, and the arbiter's registers that it asks as this host does.
@@ -279,13 +279,13 @@ impl Link<'_> {
         let offered = Offered { attempt, peer: host_key(&self.peer), generation, register };
         let wanted = Wanted { name: self.vm.to_owned(), attempt: hello.attempt, specification };
         let begin = |actions: &mut Vec<Action>| {
-            // That of a VM that has ended.
+            // A note that is there is of a VM that has ended.
             Destination::begin(self.me(), offered, None, Moment::default(), actions)
         };
         self.begin(talk, claim, begin, Some(wanted))
     }
 
-    /// On the VM's note.
+    /// Claims the VM's note, unless another move has it.
     fn claim(&self) -> Result<Claim> {
         self.registry.moves.claims.claim(self.vm).with_context(|| format!("another move of {} is under way", self.vm))
     }
@@ -351,7 +351,7 @@ impl Link<'_> {
 /// What the thread of an attempt begins with.
 pub struct Begun {
     pub owner: Destination,
-    /// What it wants first.
+    /// What the machine wants to be done first.
     pub actions: Vec<Action>,
     /// What is to be made; nothing if a daemon before this one made it, or if there is nothing to be made.
     pub wanted: Option<Wanted>,

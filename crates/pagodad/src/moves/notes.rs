@@ -14,9 +14,9 @@ use pagoda_api::types::{check_vm_name, vm_file_name};
 use pagoda_move::note::{NOTE_SIZE, Note};
 use pagoda_move::units::Generation;
 
-/// Notes end so.
+/// The extension of a note's file name.
 const EXTENSION: &str = "note";
-/// A note that is being written.
+/// The extension of a note that is being written.
 const NEW: &str = "new";
 /// Who owns a VM that has never moved, owns it at this generation.
 pub const FIRST: Generation = Generation(1);
@@ -28,7 +28,7 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Those of a daemon with this state directory.
+    /// The notes of a daemon with this state directory.
     pub fn below(state_dir: &Path) -> Notes {
         Notes { dir: state_dir.join("moves") }
     }

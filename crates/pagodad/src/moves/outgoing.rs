@@ -27,7 +27,7 @@ pub enum Order {
     Untrusted,
 }
 
-/// One that is under way.
+/// A move that is under way.
 struct Move {
     progress: Arc<Mutex<Progress>>,
     attempt: AttemptId,
@@ -72,7 +72,7 @@ impl Outgoing {
         self.lock().remove(vm);
     }
 
-    /// It is over.
+    /// Takes a move out, and keeps for a while how it has ended.
     pub fn end(&self, ended: Ended) {
         self.leave(&ended.progress.vm);
         let mut all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);

@@ -105,7 +105,7 @@ fn settled_before(registry: &Registry, name: &str) -> bool {
 
 /// What is known of a VM that was being moved.
 struct Known {
-    /// One that nobody carries out since this daemon started.
+    /// An operation that nobody carries out since this daemon started.
     operation: Option<Operation>,
     /// It has an engine, and its QEMU has answered.
     is_attached: bool,

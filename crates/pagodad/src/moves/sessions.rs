@@ -78,7 +78,7 @@ pub enum Input {
     Cut,
 }
 
-/// One that is under way.
+/// An attempt that is under way.
 #[derive(Clone, Debug)]
 pub struct Session {
     pub vm: String,
@@ -101,7 +101,7 @@ impl Session {
     }
 }
 
-/// One that has ended.
+/// An attempt that has ended.
 #[derive(Clone, Debug)]
 pub struct Arrived {
     pub session: Session,
@@ -124,7 +124,7 @@ pub struct Progress {
     pub arbiter: Option<MoveArbiter>,
 }
 
-/// See the module.
+/// The attempts that are under way, and those that have ended of late.
 #[derive(Debug, Default)]
 pub struct Sessions {
     by_attempt: Mutex<BTreeMap<AttemptId, Session>>,
@@ -158,7 +158,7 @@ impl Sessions {
         self.lock().get(&attempt).filter(|session| session.peer == *peer).cloned()
     }
 
-    /// The one of a VM.
+    /// The attempt to move a VM of this name here.
     pub fn of_vm(&self, vm: &str) -> Option<(AttemptId, Session)> {
         self.lock().iter().find(|(_, session)| session.vm == vm).map(|(attempt, session)| (*attempt, session.clone()))
     }
@@ -171,16 +171,16 @@ impl Sessions {
         }
     }
 
-    /// It is over.
+    /// Forgets an attempt that is over.
     pub fn leave(&self, attempt: AttemptId) {
         self.lock().remove(&attempt);
     }
 
-    /// How one has ended.
+    /// Notes how an attempt has ended, for users.
     pub fn note_end(&self, attempt: AttemptId, end: End) {
         let Some(session) = self.lock().get(&attempt).cloned() else { return };
         let mut all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nothing of the VM is kept by it.
+        // What is kept of the session keeps nothing of the VM.
         let (came, elapsed) = (session.came(), session.began.elapsed());
         all.push_back(Arrived {
             session: Session { store: None, exports: None, ..session },

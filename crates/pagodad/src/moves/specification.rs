@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::disks::NewImage;
 use crate::record::Remote;
 
-/// See the module.
+/// What is said of a VM to the host that is to run it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Specification {

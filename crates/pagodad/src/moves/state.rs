@@ -20,16 +20,16 @@ use super::sessions::Sessions;
 use super::streams::Streams;
 use super::unclear::Unclear;
 
-/// See the module.
+/// The state of all moves of this daemon.
 #[derive(Debug)]
 pub struct Moves {
-    /// To this host.
+    /// The moves of VMs to this host.
     pub sessions: Sessions,
-    /// From this host.
+    /// The moves of VMs from this host.
     pub outgoing: Outgoing,
     pub claims: Claims,
     pub arbiter: Arbiter,
-    /// That other hosts have begun.
+    /// The streams that other hosts have begun.
     pub streams: Streams,
     /// VMs of which other hosts say what the notes here cannot tell.
     pub unclear: Unclear,

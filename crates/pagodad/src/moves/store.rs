@@ -19,7 +19,7 @@ use pagoda_move::wire::{Codec, Data, RunKind};
 use pagoda_pager::arriving::Arriving;
 use pagoda_pager::tier::source::Arrivals;
 
-/// See the module.
+/// Where the pages of one attempt go, and whether they still count.
 #[derive(Debug)]
 pub struct Store {
     /// Until the VM runs here.
@@ -58,13 +58,13 @@ pub enum Taken {
 }
 
 impl Store {
-    /// Of a VM that is made now.
+    /// The store of a VM that is made now.
     pub fn new(pages: Arriving, arrival: Arrival) -> Store {
         let gate = Gate { is_open: true, tail: None, newest: ConnectionNo(0) };
         Store { pages: Some(pages), arrival: Mutex::new(arrival), gate: RwLock::new(gate) }
     }
 
-    /// Of a VM that runs here already.
+    /// The store of a VM that runs here already.
     pub fn of_tail(arrivals: Arc<Arrivals>, arrival: Arrival) -> Store {
         let gate = Gate { is_open: false, tail: Some(arrivals), newest: ConnectionNo(0) };
         Store { pages: None, arrival: Mutex::new(arrival), gate: RwLock::new(gate) }

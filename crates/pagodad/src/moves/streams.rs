@@ -8,7 +8,7 @@ use pagoda_link::{Cutter, PublicKey};
 
 type Open = BTreeMap<u64, (PublicKey, Cutter)>;
 
-/// See the module.
+/// The streams that are open, each with the host that has begun it.
 #[derive(Debug, Default)]
 pub struct Streams {
     open: Arc<Mutex<Open>>,

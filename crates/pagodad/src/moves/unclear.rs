@@ -19,7 +19,7 @@ struct Said {
     at: Instant,
 }
 
-/// See the module.
+/// The names of such VMs, each with the host that has spoken of it last.
 #[derive(Debug, Default)]
 pub struct Unclear(Mutex<BTreeMap<String, Said>>);
 
@@ -46,7 +46,7 @@ impl Unclear {
         }
     }
 
-    /// Those of late, and the hosts that say it.
+    /// The names of late, and the hosts that have spoken of them.
     pub fn all(&self) -> Vec<(String, PublicKey)> {
         self.lock().iter().map(|(vm, said)| (vm.clone(), said.peer)).collect()
     }

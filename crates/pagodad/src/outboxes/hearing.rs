@@ -17,7 +17,7 @@ use super::line::{ANSWER_WAIT, Line};
 const MISSES_MAX: u32 = 3;
 /// Packets that are asked for at a time: more than any guest ends in a second, unless it writes nothing.
 const PACKETS_MAX: usize = 16;
-/// Jobs that are shown.
+/// How many of the last jobs are shown.
 const RECENT_MAX: usize = 10;
 
 /// What was heard of one outbox.

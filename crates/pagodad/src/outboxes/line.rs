@@ -17,7 +17,7 @@ use crate::qmp::poll::poll;
 /// How long an answer is waited for.
 pub const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The connection to one outbox's process, made when it is needed.
 #[derive(Debug)]
 pub struct Line {
     path: PathBuf,

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use super::settings;
 use crate::record::store::write_whole;
 
-/// Files of records end so.
+/// The extension of an outbox's record.
 pub const EXTENSION: &str = "outbox";
-/// While they are being written, so.
+/// The extension of a record that is being written.
 const PART: &str = "part";
 const FIRST_LINE: &str = "pagoda-outbox 1";
 /// A name has at most 255 bytes of a file's name, and all else is bounded.
@@ -59,7 +59,7 @@ impl Record {
             (FIRST_LINE, json) => json,
             _ => bail!("written by another version"),
         };
-        // Not in serde's words, which quote the value.
+        // The error is not in serde's words, which quote the value.
         let record: Record = serde_json::from_str(json).map_err(|error| anyhow!("JSON, column {}", error.column()))?;
         check_vm_name(&record.vm).map_err(|what| anyhow!(what))?;
         check_outbox_space(record.space).map_err(|what| anyhow!(what))?;

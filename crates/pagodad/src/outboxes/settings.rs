@@ -11,13 +11,13 @@ const WEIGHT_DEFAULT: u32 = 100;
 /// What an outbox is to have from now on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Wanted {
-    /// This size.
+    /// The outbox has this size until another one is set.
     Fixed(Bytes),
-    /// What its SLO needs.
+    /// The outbox has the size that its SLO needs.
     Auto(Auto),
 }
 
-/// As it is written down and shown.
+/// The SLO and its bounds as they are written down and shown.
 pub fn shown(auto: &Auto) -> OutboxAuto {
     OutboxAuto {
         slo: auto.slo.to_string(),

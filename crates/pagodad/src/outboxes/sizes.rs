@@ -28,7 +28,7 @@ pub fn run(registry: &Arc<Registry>) {
     }
 }
 
-/// Makes one round.
+/// Makes one round: plans the sizes, and changes those that are to change.
 fn make(registry: &Registry) {
     let outboxes = &registry.outboxes;
     let seen: Vec<Seen> = outboxes.all().iter().map(|outbox| outbox.seen()).collect();
@@ -45,7 +45,7 @@ fn make(registry: &Registry) {
 }
 
 impl Outbox {
-    /// As a round sees it.
+    /// The outbox as a round of the sizes sees it.
     pub fn seen(&self) -> Seen {
         let charged = self.charged();
         let state = lock(&self.state);
@@ -71,7 +71,7 @@ impl Outbox {
 }
 
 impl Outboxes {
-    /// The clock of profiles.
+    /// The clock of profiles, in milliseconds.
     pub fn now_ms(&self) -> u64 {
         CLOCK_BEGIN_MS + self.started.elapsed().as_millis() as u64
     }
@@ -104,7 +104,7 @@ impl Outboxes {
         })
     }
 
-    /// As it is shown, with what its jobs do.
+    /// The outbox as it is shown, with what its jobs do.
     pub fn info(&self, outbox: &Outbox, has_vm: bool) -> OutboxInfo {
         let view = lock(&self.sizing).view(Id(outbox.id.0));
         let period = self.period();

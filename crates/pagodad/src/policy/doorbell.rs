@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Wakes the thread.
+/// Wakes the policy's thread before its next round is due.
 #[derive(Debug, Default)]
 pub struct Doorbell {
     is_rung: Mutex<bool>,

@@ -60,7 +60,7 @@ pub fn stuck_text(reason: StuckReason) -> &'static str {
 /// What a VM has in frames.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sharing {
-    /// Content of it.
+    /// Bytes of the VM's pages whose content is a frame.
     pub shared_bytes: u64,
     /// Its part of the DRAM that these frames take.
     pub part_bytes: u64,

@@ -20,7 +20,7 @@ impl RoundWaits {
         self.longest = self.longest.max(waited);
     }
 
-    /// As the API shows it.
+    /// The waits as the API shows them.
     pub fn describe(&self) -> RoundWait {
         let us = |duration: Duration| duration.as_secs_f64() * 1e6;
         RoundWait {

@@ -41,7 +41,7 @@ struct Reported {
     status: Option<Arc<Status>>,
 }
 
-/// Makes one round.
+/// Makes one round: measures, plans, and carries the plan out.
 pub fn make(registry: &Arc<Registry>) {
     let governor = &registry.governor;
     let mut recording = governor.recording.lock().unwrap_or_else(PoisonError::into_inner);

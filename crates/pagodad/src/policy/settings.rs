@@ -1,4 +1,4 @@
-//! Between what is configured, asked for or recorded and the policy's own types. Pure.
+//! Conversions between what is configured, asked for or recorded and the policy's own types. Nothing here does I/O.
 
 use pagoda_api::types::{AdmitRequest, ApiError, ErrorCode, HostPatch, PolicySettings, VmSpec, dram_bytes_min};
 use pagoda_core::policy::round::Caps;
@@ -70,7 +70,7 @@ pub fn caps_of(record: &Record) -> Caps {
     }
 }
 
-/// What the guest sees.
+/// The memory that the VM's guest sees, in pages.
 pub fn memory_of(record: &Record) -> PageCount {
     Bytes(record.memory()).pages_floor()
 }
@@ -115,7 +115,7 @@ pub fn min_of(bytes: u64, cap: PageCount) -> PageCount {
     if pages == cap + PageCount(1) { cap } else { pages }
 }
 
-/// Told to whoever asked.
+/// The error that is told to whoever asked for such settings.
 pub fn refusal(error: &SettingsError) -> ApiError {
     let code = match error {
         SettingsError::NotAdmitted(_) | SettingsError::TooManyVms => ErrorCode::NoRoom,

@@ -1,11 +1,11 @@
-//! Events of QEMU's.
+//! What QEMU tells on its monitor without being asked.
 
 use std::fmt;
 use std::time::Instant;
 
 use serde_json::Value;
 
-/// What QEMU told without being asked.
+/// The events that somebody here needs, counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Events {
     /// Times the guest was reset.
@@ -16,15 +16,15 @@ pub struct Events {
     pub shutdown: Option<Instant>,
     /// Times the guest was stopped.
     pub stops: u64,
-    /// When last.
+    /// When the guest was stopped last. `None`: it never was, or no time was said.
     pub last_stop: Option<QemuTime>,
     /// Times the guest was let run again.
     pub resumes: u64,
-    /// When last.
+    /// When the guest was let run again last. `None`: never, or no time was said.
     pub last_resume: Option<QemuTime>,
     /// Times a migration came to another status. QEMU says it only while its capability `events` is on.
     pub migration_changes: u64,
-    /// What it was last.
+    /// The status that the last of these named.
     pub migration: Option<MigrationStatus>,
 }
 
@@ -49,7 +49,7 @@ impl QemuTime {
 /// How far a migration is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MigrationStatus {
-    /// None has begun.
+    /// No migration has begun.
     None,
     Completed,
     Failed,

@@ -20,7 +20,7 @@ use super::poll::poll;
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// Lines read for one answer: events may come in between, and QEMU is not trusted to ever stop.
 const LINES_MAX: usize = 1000;
-/// Longest line.
+/// The most bytes of one line from QEMU.
 const LINE_MAX: usize = 1 << 20;
 
 /// QEMU understood the command and does not execute it.
@@ -29,11 +29,11 @@ const LINE_MAX: usize = 1 << 20;
 pub struct Refused {
     /// QMP's class of the error, such as `DeviceNotActive`.
     pub class: String,
-    /// QEMU's sentence.
+    /// QEMU's sentence about what is wrong.
     pub desc: String,
 }
 
-/// See the module.
+/// A connection that has left the negotiation, and takes commands.
 #[derive(Debug)]
 pub struct Session {
     stream: Arc<UnixStream>,
@@ -118,7 +118,7 @@ impl Session {
         Ok(poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Duration::ZERO)? > 0)
     }
 
-    /// One line, however many pieces it comes in.
+    /// Reads one line, however many pieces it comes in.
     fn read_line(&mut self) -> Result<Value> {
         let (began, mut line) = (Instant::now(), Vec::new());
         loop {

@@ -1,4 +1,4 @@
-//! Which file it is, whatever its name.
+//! The identity of a file, whatever its name.
 //!
 //! A name may be another file's by now, so a file that was noted is known again by its inode. That is not enough: an inode's number is
 //! used again, and the same number is used by each file system. What tells the rest is the device's number, which a host may give
@@ -20,10 +20,10 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// There is none.
+    /// What stands for a file that is not there.
     pub const NONE: FileId = FileId { dev: 0, ino: 0, born_ns: None };
 
-    /// As it was noted.
+    /// The file, with the life of the host in which it was noted.
     pub fn noted(self, when: Life) -> Noted {
         Noted { id: self, when }
     }
@@ -37,7 +37,7 @@ pub struct Noted {
 }
 
 impl From<FileId> for Noted {
-    /// One that was looked at just now.
+    /// A file that was looked at just now.
     fn from(id: FileId) -> Noted {
         id.noted(Life::This)
     }

@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 use super::file_id::{FileId, Noted};
 use crate::boot::Life;
 
-/// Digits and dashes of `boot_id`.
+/// The longest `boot_id` that is taken: its digits and dashes.
 const BOOT_ID_MAX: usize = 64;
-/// Overlays that one QEMU was given for one disk.
+/// The most overlays that one QEMU is given for one disk.
 const TOPS_MAX: usize = 64;
-/// All of these of one VM, as JSON in its record, in bytes.
+/// The most bytes that all of these of one VM take in its record, as JSON.
 pub const MOVED_BYTES_MAX: usize = 64 << 10;
 
-/// See the module.
+/// One such disk, and the files that have its content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MovedDisk {
     /// The disk, as an absolute path.
@@ -31,12 +31,12 @@ pub struct MovedDisk {
     pub boot_id: Option<String>,
 }
 
-/// An overlay.
+/// An overlay that QEMU was given on top of the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopFile {
-    /// Its name in the directory.
+    /// The overlay's name in the disk's directory.
     pub name: String,
-    /// QEMU's node of it.
+    /// QEMU's name of the overlay's node.
     pub node: String,
     pub id: FileId,
     /// What it was put on, once that is known to have happened.
@@ -54,12 +54,12 @@ pub struct Below {
 }
 
 impl MovedDisk {
-    /// With what is seen of its files now.
+    /// A disk with what is seen of its files now.
     pub fn new(file: String, was: FileId, tops: Vec<TopFile>) -> MovedDisk {
         MovedDisk { file, was, tops, boot_id: crate::boot::id().ok().map(str::to_owned) }
     }
 
-    /// One of its files, as it was noted.
+    /// One of the disk's files, as it was noted.
     pub fn noted(&self, id: FileId) -> Noted {
         id.noted(Life::of(self.boot_id.as_deref()))
     }

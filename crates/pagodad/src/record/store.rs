@@ -13,15 +13,15 @@ use pagoda_api::types::vm_file_name;
 
 use super::{RECORD_MAX, Record};
 
-/// Files of records end so.
+/// The extension of a record's file name.
 const EXTENSION: &str = "vm";
-/// While they are being written, so.
+/// The extension of a record that is being written.
 const PART: &str = "part";
 
 /// Writes a file whole or not at all.
 type WriteFile = Box<dyn Fn(&Path, &[u8]) -> std::io::Result<()> + Send + Sync>;
 
-/// See the module.
+/// The directory that has the records of all VMs.
 pub struct RecordStore {
     dir: PathBuf,
     write_file: WriteFile,

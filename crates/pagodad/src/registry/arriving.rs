@@ -39,7 +39,7 @@ impl Registry {
         let mut vms = self.lock();
         let vm = vms.get_mut(name).ok_or_else(|| super::no_such_vm(name))?;
         let total = Bytes(memory.iter().sum()).pages_floor();
-        // As its engine will, when it begins.
+        // The engine will do the same when it begins.
         let first = self.first_limit(vm);
         vm.governed.round.set_first_limit(first);
         let limit = vm.limit();

@@ -42,7 +42,7 @@ struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
-    /// The VM is there.
+    /// Enters the VM, which everybody finds from now on.
     fn commit(self, vm: Vm) {
         let mut vms = self.registry.lock();
         // The configuration may have been read again since it was admitted.
@@ -104,7 +104,7 @@ impl NewVm<'_> {
             registry.outboxes.make(outbox).map_err(|e| internal("make the VM's outbox", in_full(e.as_ref())))?;
         }
         let vm = registry.make(record, self.source.take(), self.disks.take(), reservation.id)?;
-        // Before anybody can end the VM.
+        // The tier is kept before anybody can end the VM.
         if let Some(tier) = self.tier.take() {
             tier.keep(&remote::Dirs::of(&registry.config));
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pagoda_api::types::{ApiError, ErrorCode};
 
-/// See the module.
+/// Whether this host is drained, which the daemon alone remembers.
 #[derive(Debug, Default)]
 pub struct Draining(AtomicBool);
 
@@ -22,7 +22,7 @@ impl Draining {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// That a new VM may come.
+    /// Checks that a new VM may come.
     ///
     /// # Errors
     /// None may.

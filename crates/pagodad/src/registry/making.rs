@@ -10,7 +10,7 @@ use pagoda_core::policy::VmId;
 
 use super::writing::WritingLock;
 
-/// See the module.
+/// The names that are taken by VMs which nobody finds.
 #[derive(Debug, Default)]
 pub struct Making(Mutex<BTreeMap<String, Absent>>);
 

@@ -37,7 +37,7 @@ const PAUSE_LATER: Duration = Duration::from_secs(30);
 pub enum ImageThen {
     /// It has begun: the VM holds pages for it until it is filled.
     Kept,
-    /// There is none.
+    /// No image has come of it.
     Gone,
 }
 
@@ -233,7 +233,7 @@ impl Registry {
     }
 }
 
-/// That an operation can begin on this VM.
+/// Checks that an operation can begin on this VM.
 fn check_ready(vm: &Vm, kind: OperationKind) -> Result<(), ApiError> {
     refuse_meanwhile(&vm.record)?;
     let name = &vm.record.name;

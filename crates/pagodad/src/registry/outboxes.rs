@@ -66,12 +66,12 @@ impl Registry {
         self.count_outboxes();
     }
 
-    /// That of a VM.
+    /// The outbox of a VM, if it has one.
     pub(super) fn outbox_of(&self, vm_token: Token) -> Option<OutboxInfo> {
         self.outboxes.of_vm(vm_token).map(|outbox| self.outboxes.info(&outbox, true))
     }
 
-    /// `GET /v1/outboxes`.
+    /// The answer to `GET /v1/outboxes`: all outboxes, in the order of names.
     pub fn list_outboxes(&self) -> OutboxList {
         let mut outboxes: Vec<OutboxInfo> =
             self.outboxes.all().iter().map(|outbox| self.outboxes.info(outbox, self.has_vm(outbox.vm_token))).collect();
@@ -258,7 +258,7 @@ impl Registry {
             may(vm.ok_or_else(|| anyhow::anyhow!("its VM is gone"))?)?;
         }
         let listener = self.outboxes.take(&outbox, pid, start)?;
-        // From here on its end is seen.
+        // From here on the end of its process is seen.
         if let Err(error) = watch::start(self, &outbox) {
             self.outboxes.refuse(&outbox, listener);
             return Err(anyhow::Error::new(error).context("start a thread that watches it"));

@@ -1,4 +1,4 @@
-//! Processes that a VM is expected of, and whether they have ended.
+//! Processes that are to attach as a VM's program, and whether they have ended.
 
 use std::time::Instant;
 

@@ -8,7 +8,7 @@ use pagoda_pager::handle::{GateError, Handle};
 
 use crate::qmp::state::Gate;
 
-/// See the module.
+/// Opens and shuts the gate of one VM's shim.
 #[derive(Debug)]
 pub struct ShimGate {
     engine: Arc<Handle>,

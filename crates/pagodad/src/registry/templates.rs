@@ -134,7 +134,7 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// As the last round has found it.
+    /// What is wanted of a template, as the last round has found it.
     pub fn by(last: &Last) -> Wanted {
         let is_short = last.plan.state > ReclaimState::High || last.plan.restrained || last.pool.reason.is_some();
         if is_short { Wanted::Now } else { Wanted::NotNow }

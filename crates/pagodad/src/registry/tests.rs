@@ -15,7 +15,7 @@ use crate::record::{FileId, MovedDisk, REMOTE_KEY_SIZE, Record, Remote, TopFile,
 /// DRAM for all VMs.
 const POOL: u64 = 8 << 30;
 
-/// Below this directory.
+/// A registry whose files are all below this directory.
 pub fn registry(dir: &Path) -> Registry {
     let config = Config {
         state_dir: dir.to_owned(),

@@ -25,7 +25,7 @@ use crate::policy::settings;
 use crate::qmp::Monitor;
 use crate::record::{Operation, Record};
 
-/// A VM.
+/// One VM that the registry knows.
 #[derive(Debug)]
 pub struct Vm {
     /// What is on the disk, except for a pin or the end of an operation that could not be written. Only [`super::Registry::change`] changes it.
@@ -62,7 +62,7 @@ pub struct Vm {
     /// What the engine said when it stalled.
     pub stalled: Option<(String, Instant)>,
     pub accelerator: Option<String>,
-    /// QEMU's monitor.
+    /// The monitor through which the daemon commands the VM's QEMU.
     pub qmp: Arc<Monitor>,
     /// QEMU was asked, and does not know how to leave RAM out of a migration: the shim's gate works.
     pub keeps_ram: bool,

@@ -35,7 +35,7 @@ use crate::record::{OperationKind, Record, Remote};
 /// How long a move waits for a take-over under way, and between two looks.
 const OWNED_MAX: Duration = Duration::from_secs(2);
 const OWNED_LOOK: Duration = Duration::from_millis(10);
-/// Between two tries to take a tier over.
+/// The pause between two tries to take a tier over.
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// The tiers of this daemon's engines, by the numbers of their spaces.
@@ -62,7 +62,7 @@ fn taking<T>(act: impl FnOnce(&mut BTreeSet<u64>) -> T) -> T {
 /// An engine has this tier from now on. `from`: the generation of the owner beside whom it reads.
 pub(super) fn enter(remote: &Remote, handover: &Handover, from: Option<Generation>) {
     tiers(|tiers| {
-        // Those of engines that have ended.
+        // The tiers of engines that have ended are forgotten.
         tiers.retain(|_, entry| entry.handover.upgrade().is_some());
         tiers.insert(remote.space, Entry { handover: handover.downgrade(), from });
     });
@@ -73,7 +73,7 @@ fn of(record: &Record) -> Option<Handover> {
     engines(remote)
 }
 
-/// That of the engine that has this tier.
+/// The handover of the engine that has this tier.
 fn engines(remote: &Remote) -> Option<Handover> {
     tiers(|tiers| tiers.get(&remote.space).and_then(|entry| entry.handover.upgrade()))
 }
@@ -224,7 +224,7 @@ pub fn own(dirs: &Dirs, record: &Record, wake: impl Fn() + Send + 'static) {
 fn take_over_patiently(dirs: &Dirs, record: &Record, remote: &Remote, handover: &WeakHandover) {
     let vm = &record.name;
     let mut told = false;
-    // Until its engine has ended: then nobody needs it.
+    // This goes on until its engine has ended: then nobody needs the tier.
     while let Some(losses) = handover.upgrade().map(|handover| handover.losses()) {
         // Looked at each time: whoever resolves a move may decide otherwise.
         let opened = may_own(dirs, record).and_then(|may| {

@@ -43,7 +43,7 @@ pub(super) const MISS_FOR: Duration = Duration::from_secs(15);
 /// Spaces whose servers are missed, and since when.
 static MISSED: Mutex<BTreeMap<u64, Instant>> = Mutex::new(BTreeMap::new());
 
-/// A VM's space, opened.
+/// A client of the pool with a VM's space open.
 pub struct OpenedPool {
     pub client: UdpClient<Control>,
     pub space: SpaceRef,
@@ -51,7 +51,7 @@ pub struct OpenedPool {
 }
 
 impl OpenedPool {
-    /// For the tier of an engine.
+    /// What the tier of an engine needs of it.
     pub fn for_tier(self) -> Opened {
         let OpenedPool { client, space, watch } = self;
         Opened { udp: client, space, maintain: Box::new(move |client: &mut Client, now| watch.inform(client, now)) }
@@ -77,7 +77,7 @@ pub enum Served {
 /// Who may have owned a space before this host takes it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
-    /// Whoever it was.
+    /// Any host may have owned it: it is taken over all the same.
     Anybody,
     /// Nobody since this generation, or this host alone.
     Since(Generation),

@@ -13,7 +13,7 @@ use crate::record::{Operation, OperationKind, Record};
 /// Whose a tier is, as far as this host knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// This host's.
+    /// It is this host's.
     Here,
     /// Another host's, for good.
     Elsewhere,

@@ -1,9 +1,9 @@
 //! Pending releases of a pool: spaces of VMs that are gone, or that never came to be.
 //!
 //! Each is a VM's record under its space's number, in a directory of its own, until servers and control plane have everything
-//! back. One of a VM that moves waits until it is known whose the VM is ([`super::ownership`]). The number is 64 random bits of this daemon or one before it with the same state directory, so nobody else can have
-//! it. What cannot be given back in [`TRY_FOR`] is tried again by the next daemon. The VMs do not wait for any of it, nor does
-//! anybody who starts or ends one.
+//! back. One of a VM that moves waits until it is known whose the VM is ([`super::ownership`]). The number is 64 random bits of
+//! this daemon or one before it with the same state directory, so nobody else can have it. What cannot be given back in
+//! [`TRY_FOR`] is tried again by the next daemon. The VMs do not wait for any of it, nor does anybody who starts or ends one.
 
 use pagoda_api::in_full;
 use std::collections::BTreeSet;
@@ -79,7 +79,7 @@ pub(super) fn is_noted(dirs: &Dirs, remote: &Remote) -> bool {
     path(dirs, remote).exists() || returning(|spaces| spaces.contains(&remote.space))
 }
 
-/// All pending releases.
+/// The records of all pending releases that can be read.
 pub(super) fn all(dirs: &Dirs) -> Vec<Record> {
     let Ok(entries) = std::fs::read_dir(&dirs.pending) else { return Vec::new() };
     let paths = entries.flatten().map(|entry| entry.path());

@@ -14,7 +14,7 @@ use crate::registry::Registry;
 
 /// How long an engine may take to let go of its pages: they are given up, not copied.
 const LET_GO_MAX: Duration = Duration::from_secs(5);
-/// Between two looks.
+/// The pause between two looks whether the engine has let go.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Removes a snapshot. The layers of its disks stay.

@@ -2,9 +2,9 @@
 //!
 //! The order: the image is held, so that nobody removes it -> everything that can be wrong is looked for, the image's map and
 //! the room for the VM among it, and overlays for its disks are made -> a rollback ends the VM of that name -> the VM is made,
-//! whose record names the image and the overlays -> the disks are put back ([`crate::disks`]) -> the caller starts QEMU, which attaches and finds its pages in the image -> the daemon gives QEMU the state
-//! ([`super::load()`]) -> the guest goes on. The image stays what it is, so whatever fails after the VM has ended can be tried
-//! again.
+//! whose record names the image and the overlays -> the disks are put back ([`crate::disks`]) -> the caller starts QEMU, which
+//! attaches and finds its pages in the image -> the daemon gives QEMU the state ([`super::load()`]) -> the guest goes on. The
+//! image stays what it is, so whatever fails after the VM has ended can be tried again.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use crate::registry::operation::{ImageThen, Ready};
 
 /// How long QEMU may take to end when it is told to, and its files to be removed.
 const END_MAX: Duration = Duration::from_secs(50);
-/// Between two looks.
+/// The pause between two looks whether QEMU has ended.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Makes a VM that begins with what a snapshot has.
@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(10);
 pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<CreatedVm, ApiError> {
     request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
     if request.as_name.as_ref().is_some_and(|name| *name != request.from.vm) {
-        // By another name it is a new VM.
+        // A VM by another name is a new one.
         registry.draining.check(request.vm_name())?;
     }
     let source = source_of(registry, &request.from, request.vm_name())?;
@@ -87,7 +87,7 @@ impl Layered<'_> {
         has_layers.then(|| self.registry.restoring.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// That nothing is lost by putting them back.
+    /// Checks that nothing is lost when the disks are put back.
     fn check(&self, rolled_back: Option<&Record>) -> Result<(), ApiError> {
         let layers = self.registry.images.layers()?;
         check_restore(self.manifest, &layers, self.request.force, rolled_back).map_err(|error| self.refused(&error))
@@ -114,7 +114,7 @@ impl Layered<'_> {
         made.map_err(|error| self.refused(&error))
     }
 
-    /// With `--force`.
+    /// With `--force`, gives what the disks have now a second name.
     fn keep_aside(&self) -> Result<(), ApiError> {
         if !self.request.force {
             return Ok(());

@@ -49,7 +49,7 @@ const PREPARE_MAX: Duration = Duration::from_secs(2);
 const OWN_MAX: Duration = Duration::from_secs(60);
 /// All pages have been protected so often: the second time for what was written during the first.
 const SWEEPS: u32 = 2;
-/// Between two looks how far that is.
+/// The pause between two looks how far that is.
 const LOOK: Duration = Duration::from_millis(10);
 /// How long QEMU may take for its state. The guest runs for most of that, while memory of devices is sent.
 const SAVE_MAX: Duration = Duration::from_secs(60);
@@ -315,7 +315,7 @@ impl<'a> Taking<'a> {
         self.registry.find_by_id(self.id, |vm| vm.stalled.is_some()).unwrap_or(false)
     }
 
-    /// Step 4.
+    /// Step 4: has QEMU save the state of its devices.
     fn save(&self) -> Result<Saved<'_>, ApiError> {
         let Some(gate) = self.registry.gate_of(self.id) else {
             return Err(self.give_up("the VM has ended"));
@@ -410,7 +410,7 @@ impl<'a> Taking<'a> {
 
     /// The VM was not stopped, or runs again.
     fn give_up(&self, why: &str) -> ApiError {
-        // As long as no other operation can begin.
+        // The overlays are undone as long as no other operation can begin.
         self.undo_overlays();
         self.remove_files();
         self.registry.end_operation(self.id, ImageThen::Gone);

@@ -26,7 +26,7 @@ pub fn run(registry: &Arc<Registry>) {
         std::thread::sleep(LOOK);
         let followers = followers(registry);
         registry.timetables.follow(&followers, Instant::now(), |vm| age_of_newest(registry, vm));
-        // Room first.
+        // Snapshots that are too many go first, which makes room for new ones.
         for vm in registry.timetables.to_remove().iter().filter(|vm| is_free(registry, vm)) {
             let removed = remove_oldest(registry, vm, 0);
             if let Err(why) = &removed {

@@ -22,12 +22,12 @@ impl Open {
         Open(ticket)
     }
 
-    /// The image exists.
+    /// Tells the daemon that the image exists.
     pub fn say_begun(&self) {
         self.0.answer(Answer::Begun);
     }
 
-    /// There is no image.
+    /// Tells the daemon that there is no image, and why.
     pub fn refuse(&self, why: &str) {
         self.0.answer(Answer::Refused(why.to_owned()));
     }

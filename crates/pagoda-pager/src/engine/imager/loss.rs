@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use pagoda_image::{ImageId, Ledger};
 
-/// Between two attempts to note a loss.
+/// The pause between two attempts to note a loss.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// A loss that the image's files do not record yet.
 #[derive(Debug)]
 pub struct Unnoted {
     ledger: Arc<Ledger>,

@@ -40,7 +40,7 @@ impl Pace {
         !self.budget.is_spent() && (!faults || now - self.worked >= YIELDS_FOR)
     }
 
-    /// How long until then.
+    /// How long it is until a step may be done.
     pub fn wait(&self, faults: bool, now: Instant) -> Duration {
         let yields = if faults { YIELDS_FOR.saturating_sub(now - self.worked) } else { Duration::ZERO };
         yields.max(Duration::from_nanos(self.budget.wait_ns(self.per_mille)))
@@ -94,7 +94,7 @@ impl Fills {
         !is_blocked && self.pace.is_due(faults, now)
     }
 
-    /// How long until then.
+    /// How long it is until a step may be done.
     pub fn wait(&self, faults: bool, now: Instant) -> Duration {
         let blocked = self.blocked_until.filter(|_| self.ended == 0);
         let blocked = blocked.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));

@@ -11,9 +11,9 @@ use crate::engine::paging::Paging;
 pub enum Found {
     /// The VM holds what it lacks, unchanged.
     Unfilled(Writer),
-    /// Nothing: it has all pages.
+    /// Nothing is to be done: the image has all pages.
     Filled,
-    /// Nothing: it was lost before.
+    /// Nothing is to be done: the image was lost before.
     LostBefore(String),
     /// It is lost, which has to be noted before the VM changes any page.
     Lost(String),

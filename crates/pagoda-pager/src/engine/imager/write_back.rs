@@ -46,14 +46,14 @@ impl WriteBack {
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name(threads::name("sync", vm));
         let spawned = thread.spawn(move || {
-            // Set once, here.
+            // This thread alone sets it, and only here.
             let _ = own.ended.set(work(&own));
         });
         spawned.inspect_err(|error| tracing::warn!(vm, "write an image back while it is filled: {error}")).ok()?;
         Some(WriteBack { shared })
     }
 
-    /// Tells it to end.
+    /// Tells the thread to end.
     pub fn end(&self) {
         self.shared.is_over.store(true, Ordering::Release);
     }

@@ -25,27 +25,27 @@ const COLLAPSE_PIECE: u64 = 64 << 20;
 /// A zap under way.
 #[derive(Clone, Debug)]
 pub enum Asked {
-    /// Of chunks, for an operation of the machine.
+    /// A zap of chunks, for an operation of the machine.
     Chunks(OpId),
-    /// Of pages that the machine watches.
+    /// A zap of pages that the machine watches.
     Watch {
-        /// Names the zap.
+        /// The machine's number of the zap.
         ticket: u32,
         /// When it was asked for.
         at: Instant,
     },
-    /// Of pages of an unarmed VM.
+    /// A zap of pages that are sampled in an unarmed VM.
     Peek {
-        /// What it belongs to.
+        /// The round of samples that the zap belongs to.
         round: u32,
         /// Which of the period's pages.
         pages: std::ops::Range<usize>,
         /// When it was asked for.
         at: Instant,
     },
-    /// Of pages of an unarmed VM whose ages are looked at.
+    /// A zap of pages whose ages are looked at in an unarmed VM.
     Age {
-        /// Which.
+        /// The pages that are unmapped.
         pages: Vec<PageIdx>,
         /// When it was asked for.
         at: Instant,
@@ -70,7 +70,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Not connected.
+    /// An agent that has no connection yet.
     pub fn new(vm: Arc<str>) -> Agent {
         Agent {
             vm,
@@ -113,7 +113,7 @@ impl Agent {
         self.send(ring, &Packet::Folios { large });
     }
 
-    /// While a balloon is inflated.
+    /// Whether faults may fill holes with small folios only, as while a balloon is inflated.
     pub fn wants_small_folios(&self) -> bool {
         self.large_folios == Some(false)
     }
@@ -170,7 +170,7 @@ impl Agent {
         self.send(ring, &Packet::Gate { seq, open });
     }
 
-    /// The agent has done so.
+    /// The agent has opened the gate, or shut it.
     pub fn complete_gate(&mut self, seq: u64, open: bool) {
         self.gate.complete(seq, open);
     }

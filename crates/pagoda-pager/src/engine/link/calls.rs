@@ -22,7 +22,7 @@ struct Call {
     connection: Connection,
     /// What was read last is not answered yet.
     is_under_way: bool,
-    /// The discard that it is.
+    /// The token of the discard that is under way, if one is.
     discard: Option<u64>,
     /// It was answered since the connection was read last.
     was_answered: bool,
@@ -35,13 +35,13 @@ pub enum Heard {
     Discard { seq: u64, region: u32, offset: u64, len: u64 },
     /// Somebody else is about to reach the VM's memory, and waits until all of it is there for good.
     Foreign { reason: ForeignReason },
-    /// Nothing for now.
+    /// There is nothing to read now.
     Nothing,
     /// It is of no use any more: [`Calls::close`] it.
     Closed,
 }
 
-/// See the module.
+/// All connections of the VMM's threads, each with at most one call under way.
 pub struct Calls {
     /// The VM's name, for messages.
     vm: Arc<str>,
@@ -157,7 +157,7 @@ impl Calls {
         u64::from(id) << 32 | (seq & u64::from(u32::MAX))
     }
 
-    /// Answers a discard.
+    /// Answers a discard: its caller goes on.
     pub fn complete_discard(&mut self, ring: &mut Ring, token: u64) {
         let (id, seq) = ((token >> 32) as u32, token & u64::from(u32::MAX));
         if let Err(error) = self.answer(id, &Packet::Discarded { seq }) {

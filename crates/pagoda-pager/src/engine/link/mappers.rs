@@ -1,4 +1,4 @@
-//! The connections to mappers, and zaps that have come to their second half.
+//! The connections to mappers, and zaps that the VMM has done and mappers have still to do.
 //!
 //! A zap is done in the VMM first, then in every mapper that may have entries; it is answered when all have. A mapper that is not
 //! connected is waited for: it may have entries that nobody can remove. One that has ended has none.
@@ -17,7 +17,7 @@ use super::agent::Asked;
 use crate::mapper::NewMapper;
 use crate::source::Source;
 
-/// Between two attempts to reach one.
+/// The pause between two attempts to reach a mapper.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// So long one is waited for in any case.
 const GREET_MIN: Duration = Duration::from_millis(10);
@@ -44,7 +44,7 @@ struct Link {
 
 /// A process that maps RAM.
 struct Worker {
-    /// As it says; `start` is this process's.
+    /// Its id as the process says it; `start` is the start time of this process.
     pid: u32,
     start: u64,
     pidfd: OwnedFd,
@@ -68,7 +68,7 @@ struct Current {
     left: Vec<(usize, usize)>,
 }
 
-/// See the module.
+/// The mappers of one VM, and the zap that they are doing.
 pub struct MapperLinks {
     /// The VM's name, for messages.
     vm: Arc<str>,
@@ -87,7 +87,7 @@ impl MapperLinks {
         self.links.is_empty()
     }
 
-    /// Their numbers.
+    /// The slots of all mappers that are known.
     pub fn slots(&self) -> Vec<usize> {
         self.links.iter().map(|link| link.slot).collect()
     }
@@ -304,7 +304,7 @@ impl MapperLinks {
         }
     }
 
-    /// It has looked.
+    /// A mapper has looked which of its direct I/O has ended.
     pub fn complete_clock(&mut self, slot: usize) {
         if let Some(link) = self.find(slot) {
             link.clock_asked = false;

@@ -20,7 +20,7 @@ pub struct Placement {
     left: PageSet,
 }
 
-/// See the module.
+/// Placements that the tier has not finished, each with pages of one chunk.
 #[derive(Debug, Default)]
 pub struct Placements(Vec<Placement>);
 

@@ -18,11 +18,11 @@ use crate::engine::broken::Broken;
 use crate::engine::parts::EngineError;
 use crate::recover::{self, RecoverError};
 
-/// Between two attempts while the memory is another userfaultfd's.
+/// The pause between two attempts while the memory is another userfaultfd's.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 /// How long a punch of the VMM's own may take: one is microseconds, and a host that runs short delays a thread for less.
 const OWN_PUNCH_MAX: Duration = Duration::from_secs(5);
-/// Between two looks whether it is over.
+/// The pause between two looks whether the punch is over.
 const OWN_PUNCH_PAUSE: Duration = Duration::from_micros(50);
 
 impl Paging {

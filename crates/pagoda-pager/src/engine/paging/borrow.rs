@@ -21,7 +21,7 @@ use crate::space::Shard;
 
 /// How long a move may take that a daemon before this one has ordered: it waits for nothing but for messages to be read.
 const MOVE_MAX: Duration = Duration::from_secs(10);
-/// Between two looks whether it is done.
+/// The pause between two looks whether the move is done.
 const MOVE_PAUSE: Duration = Duration::from_micros(200);
 
 impl Paging {
@@ -65,7 +65,7 @@ impl Paging {
         self.heard.borrow_mut().pop_front()
     }
 
-    /// There is one.
+    /// Whether [`Self::next_heard`] has a fault to give.
     pub fn has_heard(&self) -> bool {
         !self.heard.borrow().is_empty()
     }
@@ -145,7 +145,7 @@ impl Paging {
         Ok(())
     }
 
-    /// Executes `Fence`.
+    /// Executes `Fence`: protects a borrowed chunk, then moves the clock on.
     pub fn fence(&mut self, op: OpId, chunk: ChunkIdx) {
         let location = self.space.locate_chunk(chunk);
         let uffd = self.space.uffd(location.addr);
@@ -239,7 +239,7 @@ impl Paging {
                 self.push_first(Event::OwnDone { op: moving.op, kept: Some(moving.kept) });
                 Ok(true)
             }
-            // Its pidfd says when.
+            // The VMM is gone, and its pidfd tells that.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
             Err(error) => {
                 Err(format!("a part of its memory was to be moved, and is not where it should be: {error}").into())

@@ -1,4 +1,4 @@
-//! Memory that is registered with another userfaultfd.
+//! What is known while the VM's memory is registered with another userfaultfd, so that it cannot be armed.
 
 use std::time::Instant;
 

@@ -65,7 +65,7 @@ impl Paging {
         protected.is_ok()
     }
 
-    /// Executes `Wake`.
+    /// Executes `Wake`: the pages' faulters try again, in the VMM and in mappers.
     pub fn wake(&self, pages: Pages) {
         let location = self.space.locate(pages);
         let _ = self.space.uffd(location.addr).wake(location.addr, location.len);
@@ -107,7 +107,7 @@ impl Paging {
         Ok(())
     }
 
-    /// Executes `ZeroChunk`.
+    /// Executes `ZeroChunk`: fills a hole of a chunk with zeros, by one large folio if it can.
     pub fn zero_chunk(&self, chunk: ChunkIdx) -> Result<(), Broken> {
         let location = self.space.locate_chunk(chunk);
         let view = location.region.view.clone();
@@ -183,7 +183,7 @@ impl Paging {
         Ok(())
     }
 
-    /// Executes `PunchOut`.
+    /// Executes `PunchOut`: takes pages out of the RAM file, under an intent.
     pub fn punch_out(&mut self, op: OpId, chunk: ChunkIdx, pages: PageSet, alone: bool) -> Result<(), Broken> {
         let left = self.punch_with_intent(chunk, pages, alone)?;
         self.push_first(Event::PunchDone { op, left });
@@ -262,7 +262,7 @@ impl Paging {
         Ok(())
     }
 
-    /// Executes `DropShared`.
+    /// Executes `DropShared`: the pages refer to no frame any more.
     pub fn drop_shared(&mut self, pages: Pages) {
         if let Some(member) = self.frames_mut() {
             let set = PageSet::range(pages.run.start, pages.run.len);
@@ -270,14 +270,14 @@ impl Paging {
         }
     }
 
-    /// Executes `SwapPunch`.
+    /// Executes `SwapPunch`: drops blocks that are outdated.
     pub fn swap_punch(&mut self, pages: Pages) -> Result<(), Broken> {
         let Pages { chunk, run } = pages;
         self.drop_blocks(chunk, PageSet::range(run.start, run.len))
             .map_err(|errno| format!("a swap block that is outdated could not be dropped: {errno}").into())
     }
 
-    /// Executes `RamPunch`.
+    /// Executes `RamPunch`: gives memory that the guest has discarded back to the host.
     pub fn ram_punch(&self, pages: Pages) -> Result<(), Broken> {
         let location = self.space.locate(pages);
         let punched = location.region.ram.punch(location.offset, location.len);

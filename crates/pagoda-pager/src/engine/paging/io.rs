@@ -43,7 +43,7 @@ pub struct Transfer {
 pub struct Answered {
     /// Why it had to wait.
     pub cause: Metric,
-    /// From its message to its answer.
+    /// The time from the fault's message to its answer.
     pub took: Duration,
 }
 
@@ -87,9 +87,9 @@ struct Outgoing {
     chunk: ChunkIdx,
     /// Which tier had which of the chunk's blocks when it began.
     before: ByTier,
-    /// Found zero.
+    /// Pages that were found to be all zero: no tier writes them.
     zero: PageSet,
-    /// Tiers say that they have them.
+    /// Pages of which a tier says that it has written them.
     written: ByTier,
     /// Their blocks have been overwritten, for good or not.
     overwritten: ByTier,

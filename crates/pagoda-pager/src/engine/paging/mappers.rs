@@ -17,7 +17,7 @@ use pagoda_sys::uffd::{Fault, Protect, Uffd, gone};
 use crate::mapper::{Mapped, Table};
 use crate::source::Source;
 
-/// See the module.
+/// The userfaultfds and mappings of all mappers of one VM.
 #[derive(Debug, Default)]
 pub struct Mappers {
     list: Vec<Mapper>,
@@ -98,7 +98,7 @@ impl Mappers {
         self.is_armed = true;
     }
 
-    /// It has ended.
+    /// Forgets a mapper that has ended.
     pub fn remove(&mut self, slot: usize) {
         self.list.retain(|mapper| mapper.slot != slot);
     }
@@ -235,7 +235,7 @@ impl Mappers {
                 let mapped = uffd.cont_over(addr, len, protect);
                 if !mapped.is_all() && !mapped.gone() {
                     tracing::debug!("map pages in a mapper: {:?}", mapped.errno());
-                    // It asks again.
+                    // The thread that waits there faults again.
                     let _ = uffd.wake(addr, len);
                 }
             }

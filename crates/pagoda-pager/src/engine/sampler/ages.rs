@@ -60,7 +60,7 @@ fn block_of(page: PageIdx) -> u64 {
 }
 
 impl Ages {
-    /// For a VM of this size.
+    /// The ages in a VM of this size, of which nothing is followed yet.
     pub fn new(memory: PageCount) -> Ages {
         Ages {
             footprint: Footprint::new(memory, SEED),

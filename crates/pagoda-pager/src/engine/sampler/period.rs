@@ -34,7 +34,7 @@ impl Sampler {
         self.curve = None;
     }
 
-    /// The curve as published.
+    /// The miss-ratio curve that the status shows, which is made anew from time to time.
     pub fn current_curve(&mut self, paging: &Paging) -> Option<Arc<Curve>> {
         if self.curve.as_ref().is_none_or(|(_, taken)| taken.elapsed() >= CURVE_EVERY) {
             let of_ages = if paging.machine().is_armed() { None } else { self.curve_of_ages(paging) };

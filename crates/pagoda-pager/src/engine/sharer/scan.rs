@@ -1,4 +1,5 @@
-//! Looks and shares. What is found changes in the machine's page table by an event, and in the RAM file by `engine/paging`.
+//! Looks at pages, and shares equal ones. What is found changes in the machine's page table by an event, and in the RAM file by
+//! `engine/paging`.
 
 use std::time::Duration;
 

@@ -19,7 +19,7 @@ const MAGIC: &[u8; 16] = b"pagoda-vm-image1";
 /// Why a VM cannot read an image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageTierError {
-    /// The image, or its disk.
+    /// The image cannot be read, or its disk fails.
     #[error("the snapshot's files: {0}")]
     Image(#[from] ImageError),
     /// Nobody has the page any more, or only the VM that the image is made of.
@@ -28,15 +28,15 @@ pub enum ImageTierError {
         /// The first such page.
         page: PageIdx,
     },
-    /// The file that says which pages of the VM are in the image.
+    /// The file that says which pages of the VM are in the image fails.
     #[error("{path}: {source}")]
     Map {
-        /// The file.
+        /// The path of the map's file.
         path: String,
-        /// Why not.
+        /// The error of the file.
         source: std::io::Error,
     },
-    /// The threads that read.
+    /// The threads that read cannot be started.
     #[error("start the threads that read the snapshot: {0}")]
     Threads(std::io::Error),
 }

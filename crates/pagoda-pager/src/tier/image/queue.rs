@@ -33,7 +33,7 @@ const AHEAD_EVERY: u32 = 16;
 pub enum Asker {
     /// An operation of the machine's.
     Op {
-        /// The operation.
+        /// The machine's operation that waits for the pages.
         op: OpId,
         /// Where its pages go.
         target: Target,
@@ -49,7 +49,7 @@ pub enum Asker {
 pub struct Job {
     pub asker: Asker,
     pub chunk: ChunkIdx,
-    /// [`JOB_PAGES`] at most.
+    /// The pages to read, of which there are at most [`JOB_PAGES`].
     pub pages: PageSet,
     pub asked: Instant,
 }
@@ -67,9 +67,9 @@ pub struct Done {
     pub job: Job,
     /// The pages, one behind the other.
     pub content: DirectBuffer,
-    /// Those that could not be read.
+    /// The pages that could not be read.
     pub failed: PageSet,
-    /// Why not, of the first.
+    /// Why the first of these could not be read.
     pub failure: Option<Failure>,
 }
 
@@ -90,7 +90,7 @@ enum Worker {
     Busy(Job),
 }
 
-/// See the module.
+/// Jobs that wait, jobs that are done, and the buffers between them.
 #[derive(Debug)]
 pub struct Queue {
     demand: VecDeque<Job>,
@@ -249,7 +249,7 @@ impl Queue {
         retires
     }
 
-    /// Threads that there are.
+    /// How many threads there are.
     pub fn workers(&self) -> usize {
         self.workers.iter().flatten().count()
     }

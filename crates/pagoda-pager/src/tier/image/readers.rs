@@ -29,7 +29,7 @@ const IDLE_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 struct Shared {
     image: Arc<Image>,
-    /// The threads' name.
+    /// The name that each thread has.
     name: String,
     queue: Mutex<Queue>,
     /// There is something to do.
@@ -40,7 +40,7 @@ struct Shared {
     wake: Wake,
 }
 
-/// See the module.
+/// The reading threads of one VM, and the queue that they share with the tier.
 #[derive(Debug)]
 pub struct Readers {
     shared: Arc<Shared>,
@@ -177,7 +177,7 @@ fn work(shared: &Arc<Shared>, worker: WorkerIdx) {
             if let Some(helper) = helper
                 && let Err(error) = spawn(shared, helper)
             {
-                // Those that there are go on.
+                // The threads that there are go on.
                 tracing::debug!("start another thread that reads an image: {error}");
             }
             let len = if matches!(job.asker, Asker::Op { .. }) { BUFFER_BYTES } else { PAGE_SIZE as usize };

@@ -23,7 +23,7 @@ enum Until {
     Over(Instant),
 }
 
-/// See the module.
+/// The record that a new VM was given, and the one that is made of it.
 #[derive(Debug)]
 pub struct Record {
     image: Arc<Image>,
@@ -63,7 +63,7 @@ impl Record {
         }
     }
 
-    /// Enough is known.
+    /// Whether recording has ended: its time is over, or the record is full.
     pub fn is_over(&self) -> bool {
         let now = Instant::now();
         match self.until {

@@ -11,10 +11,10 @@ const RECORD_PART: u64 = 4;
 /// A record is made anew when more pages were needed that it lacks than this part of those that it has.
 const LACKING_PART: u64 = 8;
 
-/// See the module.
+/// Collects pages in the order in which the VM needs them.
 #[derive(Debug)]
 pub struct Recorder {
-    /// Noted, or in the record that there is.
+    /// Pages that were noted, or are in the record that was read.
     seen: Vec<PageSet>,
     runs: Vec<TouchedRun>,
     pages: u64,
@@ -51,7 +51,7 @@ impl Recorder {
         self.seen[chunk.as_usize()] |= new;
     }
 
-    /// Nothing more is noted.
+    /// Whether nothing more is noted.
     pub fn is_full(&self) -> bool {
         self.is_full
     }

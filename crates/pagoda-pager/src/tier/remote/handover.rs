@@ -15,9 +15,9 @@ use super::opened::Opened;
 /// How a VM stands to the space of its remote tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It owns it.
+    /// The VM owns the space, and may change it.
     Owner,
-    /// It owns it, and nothing in it changes: no page is written, no slab is given back.
+    /// The VM owns the space, and nothing in it changes: no page is written, no slab is given back.
     Held,
     /// Another host may own it. Nothing is asked of it: whoever needs a page waits.
     Away,
@@ -42,7 +42,7 @@ struct State {
     is_still: bool,
     /// Another host has been told what is there.
     is_named: bool,
-    /// Opened anew, as the owner.
+    /// The space that was opened anew, as the owner, and that the tier has not taken yet.
     opened: Option<Opened>,
     /// Pages that the tier is to have, by chunk.
     pages: Option<Vec<(ChunkIdx, PageSet)>>,
@@ -50,11 +50,11 @@ struct State {
     losses: u64,
 }
 
-/// What the tier follows.
+/// How the tier has to stand from now on.
 #[derive(Debug)]
 pub(super) struct Followed {
     pub standing: Standing,
-    /// Opened anew.
+    /// The space as it was opened anew, which replaces the one before.
     pub opened: Option<Opened>,
     /// Another host has been told what is there.
     pub is_named: bool,
@@ -64,19 +64,19 @@ pub(super) struct Followed {
 #[derive(Clone, Debug)]
 pub struct Handover(Arc<Mutex<State>>);
 
-/// See [`Handover::downgrade`].
+/// A [`Handover`] that does not keep its tier: see [`Handover::downgrade`].
 #[derive(Clone, Debug)]
 pub struct WeakHandover(Weak<Mutex<State>>);
 
 impl WeakHandover {
-    /// Nothing: the tier's engine has ended.
+    /// `None`: the tier's engine has ended.
     pub fn upgrade(&self) -> Option<Handover> {
         self.0.upgrade().map(Handover)
     }
 }
 
 impl Handover {
-    /// Of a tier that stands so.
+    /// The handover of a tier that stands so.
     pub fn new(standing: Standing) -> Handover {
         let state = State { standing, is_still: false, is_named: false, opened: None, pages: None, losses: 0 };
         Handover(Arc::new(Mutex::new(state)))

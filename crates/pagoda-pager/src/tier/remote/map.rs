@@ -12,7 +12,7 @@ use crate::tier::page_map::PageMap;
 /// The file has no head.
 const HEAD: &[u8] = &[];
 
-/// See the module.
+/// The pages that the remote tier has, counted by slab.
 #[derive(Debug)]
 pub struct RemoteMap {
     pages: PageMap,

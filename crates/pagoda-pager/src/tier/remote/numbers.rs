@@ -2,7 +2,7 @@
 
 use rmap::client::{ClientStats, ServerView};
 
-/// One look at the pool's client of a VM.
+/// What one look at a VM's client of the pool has found.
 #[derive(Clone, Debug)]
 pub struct RemoteNumbers {
     /// What it counts, since the engine began.
@@ -11,7 +11,7 @@ pub struct RemoteNumbers {
     pub window: usize,
     /// Slabs with all their copies in sync.
     pub whole: usize,
-    /// Slabs with any.
+    /// Slabs that have a copy in sync.
     pub held: usize,
     /// The servers that it knows.
     pub servers: Vec<ServerView>,

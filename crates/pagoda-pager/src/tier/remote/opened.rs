@@ -17,7 +17,7 @@ pub struct Opened {
     pub udp: UdpClient<Control>,
     /// The space of that client.
     pub space: SpaceRef,
-    /// See [`Maintain`].
+    /// What is done with the client from time to time.
     pub maintain: Maintain,
 }
 

@@ -38,12 +38,12 @@ impl Waiting {
     }
 }
 
-/// See the module.
+/// Copies that wait to be written into the space, and those under way.
 #[derive(Debug, Default)]
 pub struct Placing {
     waiting: VecDeque<Waiting>,
     waiting_pages: usize,
-    /// By token, and since when they were asked for.
+    /// The pages under way, by token, and since when they were asked for.
     begun: HashMap<u64, (PageIdx, Instant)>,
     ended: VecDeque<Placed>,
     /// Given up, and the client still tries them.
@@ -51,7 +51,7 @@ pub struct Placing {
 }
 
 impl Placing {
-    /// Nothing that was placed can land any more.
+    /// Whether nothing that was placed can land any more.
     pub fn is_still(&self) -> bool {
         self.waiting.is_empty() && self.begun.is_empty() && self.abandoned.is_empty()
     }
@@ -61,7 +61,7 @@ impl Placing {
         !self.abandoned.is_empty()
     }
 
-    /// It takes more.
+    /// Whether it takes more pages now.
     pub fn has_room(&self) -> bool {
         self.waiting_pages < WAITING_MAX
     }
@@ -76,7 +76,7 @@ impl Placing {
         self.is_waiting() || !self.begun.is_empty()
     }
 
-    /// Pages under way.
+    /// How many pages are being written.
     pub fn begun(&self) -> usize {
         self.begun.len()
     }
@@ -101,7 +101,7 @@ impl Placing {
         Some((waiting.page(waiting.begun), &waiting.content[at..at + PAGE]))
     }
 
-    /// That page is under way, by this token.
+    /// The next page is under way, by this token.
     pub fn note_begun(&mut self, token: u64) {
         let waiting = self.waiting.front_mut().expect("whoever begins one has looked at it");
         self.begun.insert(token, (waiting.page(waiting.begun), waiting.since));

@@ -32,7 +32,7 @@ const PAGE: usize = PAGE_SIZE as usize;
 
 type Listener = Box<dyn Fn() + Send + Sync>;
 
-/// See the module.
+/// The pages that a VM still has to get from its source, and those that came.
 pub struct Arrivals {
     files: ArrivalFiles,
     content: SwapFile,
@@ -40,7 +40,7 @@ pub struct Arrivals {
     writing: Vec<Mutex<()>>,
     /// Written by threads that bring pages, each with its chunk's lock.
     here: Mutex<PageMap>,
-    /// The engine's alone.
+    /// Pages that the tier holds, which the engine alone changes.
     held: Mutex<PageMap>,
     state: Mutex<State>,
     /// Pages have come: for [`Arrivals::read_now`].
@@ -64,7 +64,7 @@ impl std::fmt::Debug for Arrivals {
     }
 }
 
-/// For threads that bring pages.
+/// What threads need that bring pages.
 impl Arrivals {
     /// For a VM that is made now. It has no pages until it begins.
     ///
@@ -141,7 +141,7 @@ impl Arrivals {
     /// As [`Arrivals::put`].
     pub fn put_zeros(&self, pages: Pages) -> io::Result<PageSet> {
         let set = self.check(pages)?;
-        // Nothing was written there: it is a hole.
+        // Nothing was written there, so the file has a hole.
         self.store(pages.chunk, set, |_| Box::new([0; PAGE]), |_| Ok(()))
     }
 
@@ -166,7 +166,7 @@ impl Arrivals {
         self.state().missing()
     }
 
-    /// How much that is.
+    /// How many pages have still to come.
     pub fn missing_count(&self) -> PageCount {
         PageCount(self.state().count())
     }
@@ -220,7 +220,7 @@ impl Arrivals {
         }
         let (came, is_whole) = {
             let mut state = self.state();
-            // Those that have begun to wait since.
+            // Reads that have begun to wait since get the pages, too.
             state.deliver(chunk, new, &page_of);
             (state.came(chunk, new), state.count() == 0)
         };

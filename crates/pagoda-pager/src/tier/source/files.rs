@@ -21,7 +21,7 @@ use crate::tier::page_map::PageMap;
 const MAGIC_HERE: &[u8; 16] = b"pagoda-vm-here-1";
 const MAGIC_HELD: &[u8; 16] = b"pagoda-vm-held-1";
 
-/// Where they are.
+/// The paths of the three files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArrivalFiles {
     pub content: PathBuf,
@@ -29,24 +29,24 @@ pub struct ArrivalFiles {
     pub held: PathBuf,
 }
 
-/// Why they cannot be used.
+/// Why the files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ArrivalsError {
-    /// The file of content.
+    /// The file of content cannot be used.
     #[error(transparent)]
     Content(#[from] SwapError),
-    /// One of the two maps.
+    /// One of the two maps cannot be made or read.
     #[error("{}: {source}", path.display())]
     Map { path: PathBuf, source: io::Error },
     /// What an earlier daemon has left of pages that had not come.
     #[error("{}: make holes of pages that have not come: {source}", path.display())]
     Leftovers { path: PathBuf, source: pagoda_sys::Errno },
-    /// No eventfd.
+    /// The kernel gives no eventfd.
     #[error("make an eventfd: {0}")]
     Wake(io::Error),
 }
 
-/// The files, open.
+/// The three files of a VM, open for reading and writing.
 #[derive(Debug)]
 pub struct Opened {
     pub content: SwapFile,

@@ -24,7 +24,7 @@ struct Waits {
     asked: PageSet,
 }
 
-/// See the module.
+/// The missing pages, the reads that wait for them, and what has come.
 #[derive(Debug)]
 pub struct State {
     /// The tier has these pages, and their content has not come.

@@ -11,7 +11,7 @@ use super::parts::{props, unknown};
 /// Options that are monitors.
 const MONITORS: [&str; 3] = ["monitor", "qmp", "qmp-pretty"];
 
-/// `-chardev`.
+/// Refuses a `-chardev` that is not known to be safe.
 pub fn check(option: &Opt<'_>, all: &[Opt<'_>]) -> Result<(), String> {
     let props = props(option, "backend")?;
     let backend = props.get("backend").unwrap_or_default();
@@ -68,7 +68,7 @@ pub fn check_short(option: &Opt<'_>) -> Result<(), String> {
     }
 }
 
-/// `-vnc`.
+/// Refuses a `-vnc` that is not known to be safe, or shows a monitor to the network.
 pub fn check_vnc(option: &Opt<'_>, all: &[Opt<'_>]) -> Result<(), String> {
     let (address, settings) = option.value.split_once(',').unwrap_or((option.value, ""));
     if !settings.is_empty() && !settings.split(',').all(|setting| VNC_SETTINGS.contains(&setting)) {

@@ -1,4 +1,4 @@
-//! Files that words name.
+//! Refuses options that name files outside of what the host allows, or ways to a disk that are not known.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::super::cloned::target::shown;
 use super::super::words::{Opt, Props};
 
-/// Of the host, for everybody, and only read.
+/// Paths of the host that everybody may have, and only read.
 const ALWAYS: [&str; 5] = ["/usr/share", "/dev/kvm", "/dev/null", "/dev/random", "/dev/urandom"];
 /// Text for the guest, or for people.
 const TEXT: [&str; 2] = ["append", "name"];

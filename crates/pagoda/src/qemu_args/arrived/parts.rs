@@ -1,4 +1,4 @@
-//! Options by their properties.
+//! The properties of an option, read so that QEMU reads the same ones.
 
 use super::super::cloned::target::shown;
 use super::super::words::{Opt, Props};

@@ -77,11 +77,11 @@ pub fn check(options: &[Opt<'_>], net: Net) -> Result<(), ArgError> {
     }
 }
 
-/// `-netdev`, `-net` and `-nic`.
+/// Refuses a `-netdev`, `-net` or `-nic` that a clone cannot have.
 pub fn check_network(option: &Opt<'_>, net: Net) -> Result<(), ArgError> {
     let props = Props::parse(option.name, option.value, "type")?;
     let kind = props.get("type").unwrap_or_default();
-    // Those of a card are in the same option.
+    // The properties of the card are in the same option.
     let of_card = |key: &str| option.name == "nic" && matches!(key, "model" | "mac" | "macaddr");
     match kind.as_str() {
         "none" | "nic" if option.name != "netdev" => Ok(()),

@@ -6,11 +6,11 @@ use super::target::{Target, listens, shown, suffixed, unknown};
 
 /// Back ends that are nobody else's. The clone's `stdio` is its log.
 pub const OWN: [&str; 6] = ["memory", "null", "pty", "ringbuf", "stdio", "vc"];
-/// The same in the short notation.
+/// The same back ends in the short notation.
 pub const OWN_SHORT: [&str; 5] = ["none", "null", "pty", "stdio", "vc"];
 /// Of the short notation, what another VM can have as well, by its beginning.
 pub const OWN_PREFIXES: [&str; 2] = ["chardev:", "vc:"];
-/// Of the short notation, sockets on an address.
+/// Sockets on an address, in the short notation.
 pub const ADDRESSES: [&str; 2] = ["tcp:", "telnet:"];
 
 /// Settings of every back end.
@@ -26,7 +26,7 @@ pub const SOCKET_SETTINGS: [&str; 10] =
 /// Settings of a VNC server.
 pub const VNC_SETTINGS: [&str; 5] = ["lossy", "lossy=on", "password", "password=on", "share=ignore"];
 
-/// `-chardev`.
+/// The `-chardev` of a clone, if it has to differ from its source's.
 pub fn changed(option: &Opt<'_>, target: Target<'_>) -> Result<Option<String>, ArgError> {
     let mut props = Props::parse(option.name, option.value, "backend")?;
     let more: &[&str] = match props.get("backend").as_deref() {
@@ -94,7 +94,7 @@ pub fn changed_short(option: &Opt<'_>, target: Target<'_>) -> Result<Option<Stri
     Err(unknown(&shown(option)))
 }
 
-/// `-vnc`.
+/// The `-vnc` of a clone, if it has to differ from its source's.
 pub fn changed_vnc(option: &Opt<'_>, target: Target<'_>) -> Result<Option<String>, ArgError> {
     if option.value == "none" {
         return Ok(None);
@@ -110,7 +110,7 @@ pub fn changed_vnc(option: &Opt<'_>, target: Target<'_>) -> Result<Option<String
     }
 }
 
-/// That there is no setting but these.
+/// Refuses any setting but these.
 fn check_settings(option: &Opt<'_>, settings: &str, known: &[&str]) -> Result<(), ArgError> {
     let is_known = settings.is_empty() || settings.split(',').all(|setting| known.contains(&setting));
     is_known.then_some(()).ok_or_else(|| unknown(&shown(option)))

@@ -84,7 +84,7 @@ const SINGLE: [(&str, &str); 10] = [
     ("virtio-9p", "its directory is written by both"),
 ];
 
-/// `-device`.
+/// The `-device` of a clone, if it has to differ from its source's.
 pub fn changed(option: &Opt<'_>) -> Result<Option<String>, ArgError> {
     let mut props = Props::parse(option.name, option.value, "driver")?;
     let driver = props.get("driver").unwrap_or_default();

@@ -29,7 +29,7 @@ impl Overlay {
     }
 }
 
-/// `-drive`, and `-hda` to `-hdd`.
+/// The `-drive` of a clone, or its `-hda` to `-hdd`, if it has to differ from its source's.
 pub fn changed(option: &Opt<'_>, target: Target<'_>, overlays: &mut Vec<Overlay>) -> Result<Option<String>, ArgError> {
     if option.name != "drive" {
         let overlay = overlay_of(option.value, &shown(option), target)?;
@@ -63,7 +63,7 @@ fn overlay_of(file: &str, shown: &str, target: Target<'_>) -> Result<Overlay, Ar
     Ok(Overlay::of(file, target.name))
 }
 
-/// `-blockdev`.
+/// Refuses a `-blockdev` that a clone could write to.
 pub fn check_node(option: &Opt<'_>) -> Result<(), ArgError> {
     let props = Props::parse(option.name, option.value, "driver")?;
     let on = |key: &str| props.get(key).is_some_and(|value| is_on(&value));

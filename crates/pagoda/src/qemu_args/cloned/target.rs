@@ -6,7 +6,7 @@ use super::super::words::Opt;
 /// What becomes of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Net {
-    /// There is none.
+    /// The clone may have no network card.
     None,
     /// The clone has a network namespace of its own, in which its addresses and its ports are nobody else's.
     Isolated,
@@ -37,7 +37,7 @@ pub fn suffixed(path: &str, name: &str) -> String {
     format!("{path}.{name}")
 }
 
-/// As the user wrote it.
+/// The option as the user wrote it.
 pub fn shown(option: &Opt<'_>) -> String {
     format!("-{} {}", option.name, option.value).trim_end().to_owned()
 }

@@ -18,13 +18,13 @@ const UNSHARE: &str = "unshare";
 /// Switches its loopback on (ip(8)).
 const IP: &str = "ip";
 
-/// See the module.
+/// What the process of a clone is to start.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Start {
     pub vm: CreatedVm,
     pub program: PathBuf,
     pub words: Vec<String>,
-    /// The daemon's.
+    /// The daemon's control socket.
     pub socket: PathBuf,
     /// It has a network namespace of its own.
     pub is_isolated: bool,

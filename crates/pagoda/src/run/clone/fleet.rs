@@ -21,10 +21,10 @@ const START_MAX: Duration = Duration::from_secs(180);
 /// How long one may take to end in order, and the daemon to let go of it.
 const END_MAX: Duration = Duration::from_secs(10);
 const RELEASE_MAX: Duration = Duration::from_secs(60);
-/// Between two looks.
+/// The pause between two looks at processes and VMs.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// One of them.
+/// One clone, and how far its start is.
 #[derive(Debug)]
 pub struct Member {
     start: Start,
@@ -49,7 +49,7 @@ pub struct Ran {
     pub resumed_unix_us: Option<u64>,
 }
 
-/// See the module.
+/// All clones of one command.
 pub struct Fleet<'a> {
     client: &'a Client,
     members: Vec<Member>,
@@ -167,7 +167,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// They stay.
+    /// Lets all clones run on: from now on none of them is ended.
     pub fn keep(mut self) -> Vec<Member> {
         self.is_kept = true;
         self.members.iter_mut().for_each(|member| member.log.keep());

@@ -10,13 +10,13 @@ use anyhow::{Context, Result, ensure};
 use pagoda_api::vm_file_name;
 use rustix::fs::OFlags;
 
-/// Where root's are.
+/// The directory of logs if root starts the clones.
 const DIR_OF_ROOT: &str = "/var/log/pagoda";
 /// Where those of others are, below their directory for state or their home.
 const DIR_OF_USER: &str = "pagoda";
 /// How much of the end is shown of a QEMU that could not be started.
 const TAIL_BYTES: u64 = 2000;
-/// Of a log: its owner's alone.
+/// The mode of a log, which is its owner's alone.
 const LOG_MODE: u32 = 0o600;
 
 /// A log that QEMU appends to. Dropped before its clone runs, it is removed, unless it was there before.
@@ -26,7 +26,7 @@ pub struct Log {
     file: File,
     /// It was there before, or its clone runs.
     is_kept: bool,
-    /// Where QEMU's own begins.
+    /// The length of the file before QEMU wrote, in bytes.
     from: u64,
 }
 
@@ -85,7 +85,7 @@ impl Log {
         read().unwrap_or_default()
     }
 
-    /// Its clone runs.
+    /// The log stays, because its clone runs.
     pub fn keep(&mut self) {
         self.is_kept = true;
     }

@@ -56,10 +56,10 @@ pub fn print(from: &SnapshotName, members: &[Member], ran: &[Ran], began: System
 pub struct DryRun {
     from: String,
     names: Vec<String>,
-    /// Of each.
+    /// The memory of each clone in bytes, and how much of it may be in DRAM.
     memory_bytes: u64,
     dram_bytes: u64,
-    /// Of all together: what is made sure of.
+    /// What all clones need together, in bytes, and what is free: this is made sure of.
     memory_needed_bytes: u64,
     memory_free_bytes: u64,
     swap_needed_bytes: u64,

@@ -12,10 +12,10 @@ use crate::run::on_crash::signals::Signals;
 
 /// What the names of snapshots begin with that are taken for clones.
 const PREFIX: &str = "clone-";
-/// Between two looks at how far one is.
+/// The pause between two looks how far a snapshot is.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// See the module.
+/// What the clones begin with, and whether it was made for them.
 #[derive(Debug)]
 pub struct Source {
     of: CloneSource,

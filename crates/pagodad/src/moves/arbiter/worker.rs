@@ -39,9 +39,9 @@ pub fn start(registry: &Arc<Registry>) -> std::io::Result<()> {
 
 struct Worker {
     registry: Arc<Registry>,
-    /// Once the pool's configuration could be read.
+    /// `None` until the pool's configuration could be read.
     registers: Option<Registers>,
-    /// Which they are.
+    /// Which registers these are, by the last look. `None`: it has not told.
     number: Option<RegisterId>,
     removals: Vec<(RegisterId, AttemptId)>,
 }
@@ -91,7 +91,7 @@ impl Worker {
         }
     }
 
-    /// Which registers these are.
+    /// Finds out which registers these are.
     fn look(&mut self) -> Result<()> {
         self.number = None;
         let registers = match &mut self.registers {
@@ -122,7 +122,7 @@ impl Worker {
         });
         match after {
             Ok(after) => Ok(after.map(|after| registered_of(&after))),
-            // Of this attempt alone.
+            // The entry of this attempt alone is wrong.
             Err(error @ EtcdError::Garbage { .. }) => {
                 tracing::error!(vm, "the arbiter decides nothing about its move: {error}");
                 Ok(None)

@@ -16,10 +16,10 @@ use std::time::Duration;
 use pagoda_link::{Cutter, Link, LinkError, RECORD_MAX, Receiver, Sender};
 use pagoda_move::units::AttemptId;
 
-/// Between two looks at a stream that brings nothing.
+/// How long a wait for a stream that brings nothing lasts at a time.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Whose a stream is.
+/// The attempt and the disk that a stream is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskOf {
     pub attempt: AttemptId,
@@ -86,7 +86,7 @@ pub fn carry(link: Link, qemu: &UnixStream) -> Result<(), LinkError> {
     Ok(())
 }
 
-/// To QEMU. What has ended is heard of at the other end of each.
+/// Gives QEMU what the stream brings. What has ended is heard of at the other end of each.
 fn bring(mut receiver: Receiver, mut qemu: &UnixStream) {
     let mut bring = || -> Result<(), LinkError> {
         loop {
@@ -100,7 +100,7 @@ fn bring(mut receiver: Receiver, mut qemu: &UnixStream) {
     let _ = qemu.shutdown(Shutdown::Both);
 }
 
-/// From QEMU.
+/// Gives the stream what QEMU says, until one of the two ends.
 fn send(mut sender: Sender, mut qemu: &UnixStream) {
     let mut piece = vec![0; RECORD_MAX];
     loop {

@@ -155,13 +155,13 @@ fn what_a_daemon_that_died_has_made_is_known() {
     bench.remove();
     assert_eq!(bench.files(), ["a"]);
     assert_eq!(std::fs::read_to_string(bench.dir.join("disks/a")).unwrap(), "mine");
-    // It has both names.
+    // The file has both of its names.
     let bench = Bench::new("both");
     bench.make(&["a"]).unwrap();
     std::fs::hard_link(bench.dir.join("disks/a"), bench.dir.join("disks").join(first(&bench))).unwrap();
     bench.remove();
     assert_eq!(bench.files(), [""; 0]);
-    // Nothing is made.
+    // The directory of the disks is gone: there is nothing to remove.
     let bench = Bench::new("nothing");
     bench.make(&["a"]).unwrap();
     std::fs::remove_dir_all(bench.dir.join("disks")).unwrap();

@@ -25,7 +25,7 @@ pub fn export_name(disk: usize) -> String {
     format!("pagoda-disk-{disk}")
 }
 
-/// See the module.
+/// The disks that QEMU takes in, and their streams.
 #[derive(Debug)]
 pub struct Exports {
     /// The socket, which has lost its name.
@@ -36,7 +36,7 @@ pub struct Exports {
 #[derive(Debug, Default)]
 struct Streams {
     has_ended: bool,
-    /// QEMU's ends, by the disk.
+    /// QEMU's ends of the streams, by disk.
     open: BTreeMap<u16, UnixStream>,
     disks: u16,
 }

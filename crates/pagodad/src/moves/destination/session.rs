@@ -32,7 +32,7 @@ const CALL_AFTER: Duration = Duration::from_secs(5);
 /// How long a stream is kept for the last word.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// One attempt of another host to move a VM here.
 pub struct Session {
     registry: Arc<Registry>,
     vm: String,
@@ -40,7 +40,7 @@ pub struct Session {
     owner: Destination,
     wanted: Option<Wanted>,
     inputs: Receiver<Input>,
-    /// For threads of this session.
+    /// By this, threads of the session say what came of their work.
     own: SyncSender<Input>,
     link: Option<(LinkNo, Arc<ControlSender>)>,
     progress: Arc<Mutex<Progress>>,
@@ -49,7 +49,7 @@ pub struct Session {
     id: Option<VmId>,
     /// The process id of its QEMU.
     pid: Option<u32>,
-    /// On the VM's note, until the attempt is over.
+    /// The claim on the VM's note, until the attempt is over.
     claim: Option<Claim>,
     began: Instant,
     arriving: Option<Arriving>,
@@ -77,12 +77,12 @@ pub struct Begun {
     pub wanted: Option<Wanted>,
     /// The VM, if a daemon before this one made it. Never looked up by its name for a new attempt: a user may have made one since.
     pub made: Option<VmId>,
-    /// What that one lacks.
+    /// What a VM lacks that an earlier daemon has let run.
     pub tail: Option<Tail>,
     pub link: Option<(LinkNo, Arc<ControlSender>)>,
     pub progress: Arc<Mutex<Progress>>,
     pub call: Call,
-    /// On the VM's note.
+    /// The claim on the VM's note.
     pub claim: Claim,
 }
 
@@ -340,7 +340,7 @@ impl Session {
         }
     }
 
-    /// The source calls again.
+    /// Ends the stream, after which the source calls again.
     fn cut(&self) {
         if let Some((_, link)) = &self.link {
             link.cut();

@@ -19,7 +19,7 @@ use pagoda_pager::tier::source::Arrivals;
 
 use crate::moves::sessions::LinkNo;
 
-/// See the module.
+/// What a VM lacks that runs here, and what its source was told of that.
 #[derive(Debug)]
 pub struct Tail {
     attempt: AttemptId,
@@ -40,7 +40,7 @@ impl Tail {
         Ok(Tail { attempt, tail: TailDestination::new(missing), arrivals: Arc::clone(arrivals), greeted: None })
     }
 
-    /// What has not come.
+    /// How many pages have not come yet.
     pub fn left(&self) -> PageCount {
         self.tail.missing().count()
     }

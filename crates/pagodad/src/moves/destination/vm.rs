@@ -39,9 +39,9 @@ const START_MAX: Duration = Duration::from_secs(30);
 const LOAD_MAX: Duration = Duration::from_secs(5);
 /// How long it may take to end when it is told to. Then it is killed.
 const QUIT_MAX: Duration = Duration::from_secs(3);
-/// Between two looks.
+/// The pause between two looks whether QEMU has attached, or has ended.
 const LOOK: Duration = Duration::from_millis(5);
-/// Between two tries to let the guest run.
+/// The pause between two tries to let the guest run.
 const RUN_AGAIN: Duration = Duration::from_millis(200);
 
 /// What an attempt says of the VM it brings.
@@ -311,7 +311,7 @@ pub fn discard(registry: &Arc<Registry>, name: &str, attempt: AttemptId, id: Opt
     }
 }
 
-/// How QEMU is.
+/// Whether the VM's guest runs, stands still, or is not here.
 pub fn qemu_of(registry: &Registry, name: &str) -> Qemu {
     let qmp = registry.lock().get(name).map(|vm| Arc::clone(&vm.qmp));
     match qmp.map(|qmp| run_state(&qmp)) {

@@ -26,9 +26,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// What two hosts say of a VM that could move.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
-    /// Both have one arbiter.
+    /// Both hosts ask one and the same arbiter.
     pub has_arbiter: bool,
-    /// Of disks that would be copied.
+    /// Bytes of the disks that would be copied.
     pub disks: Bytes,
 }
 

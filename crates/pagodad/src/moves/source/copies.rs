@@ -15,7 +15,7 @@ use pagoda_pager::handle::{Command, Content, Copied, CopyOrder, Handle, Way};
 use super::input::Input;
 use super::line::{Line, pages_of};
 
-/// See the module.
+/// The copies that one move has asked its engine for.
 #[derive(Debug)]
 pub struct Copies {
     inputs: Sender<Input>,

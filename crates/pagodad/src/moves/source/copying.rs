@@ -33,7 +33,7 @@ const LEARN_EVERY: Duration = Duration::from_millis(200);
 /// Of the time, at most one part in so many goes into it.
 const LEARN_PART: u32 = 20;
 
-/// What is copied.
+/// What is copied in rounds, and where it may go.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     /// The VM's pages, and how many of them may be in DRAM at its destination.
@@ -65,7 +65,7 @@ struct Learning {
     next: Instant,
 }
 
-/// See the module.
+/// The rounds of one move, and what they have sent so far.
 #[derive(Debug)]
 pub struct Copying {
     engine: Arc<Handle>,
@@ -332,7 +332,7 @@ impl Copying {
             match part {
                 Part::Link(run) => self.copies.order(&self.engine, line, run, false)?,
                 Part::Tier(run) => self.copies.order_into_tier(&self.engine, line, run)?,
-                // From an earlier connection.
+                // The tier has them since an earlier connection.
                 Part::There(run) => self.rounds.spare(run.count().bytes()),
             }
         }
@@ -347,7 +347,7 @@ impl Copying {
         }
     }
 
-    /// After a fresh look. `None`: another round.
+    /// Decides after a fresh look. `None`: another round follows.
     fn decide(&mut self, now: Moment) -> Result<Option<Turn>> {
         let look = look(&self.engine)?;
         let protected_at = IoEpoch(look.protected_at);

@@ -72,7 +72,7 @@ pub struct Begun {
     pub inputs: Receiver<Input>,
 }
 
-/// See the module.
+/// One move of a VM from this host, as its thread has it.
 pub struct Driver {
     registry: Arc<Registry>,
     begun: Begun,
@@ -83,7 +83,7 @@ pub struct Driver {
     agreed: Capabilities,
     said: Said,
     is_over: Arc<AtomicBool>,
-    /// On the VM's note, until the move is over.
+    /// The claim on the VM's note, until the move is over.
     claim: Option<Claim>,
     copying: Option<Copying>,
     /// Its disks, until it runs there or stays here.
@@ -93,7 +93,7 @@ pub struct Driver {
     /// Once the VM runs at its destination and lacks pages there, or may.
     tail: Option<Tail>,
     wait_until: Option<Moment>,
-    /// QEMU's, once it is saved.
+    /// QEMU's device state, once it is saved.
     state: Option<Vec<u8>>,
     still_since: Option<QemuTime>,
     downtime: Option<Duration>,
@@ -437,7 +437,7 @@ impl Driver {
         self.begin_rounds();
     }
 
-    /// As soon as all is the VM's own.
+    /// Begins the rounds, as soon as all memory is the VM's own.
     fn begin_rounds(&mut self) {
         let Stage::Owning(until) = self.begun.stage else { return };
         let (Some(engine), Some((offer, settings))) = (self.begun.guest.engine(), &self.begun.offer) else {
@@ -474,7 +474,7 @@ impl Driver {
         }
     }
 
-    /// Looks at what nobody says.
+    /// Looks from time to time at what nobody reports.
     fn look(&mut self) {
         if self.shown.is_some_and(|shown| shown.elapsed() < SHOW_EVERY) || self.begun.owner.is_over() {
             return;

@@ -37,7 +37,7 @@ const TRIES: u32 = 12;
 const HOLD_MAX: Duration = Duration::from_secs(1);
 /// How long QEMU may take to end when it is told to. Then it is killed.
 const QUIT_MAX: Duration = Duration::from_secs(10);
-/// Between two looks.
+/// The pause between two looks whether QEMU has ended, or its tier is still.
 const LOOK: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
@@ -52,7 +52,7 @@ enum Stand {
     Left,
 }
 
-/// See the module.
+/// The VM that leaves, and what the move has done to it.
 #[derive(Debug)]
 pub struct Guest {
     registry: Arc<Registry>,
@@ -69,7 +69,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// One that has not been stopped.
+    /// A VM that has not been stopped.
     pub fn new(registry: &Arc<Registry>, name: &str, id: VmId, runs: bool) -> Guest {
         let here = registry.find_by_id(id, |vm| (id, Arc::clone(&vm.qmp), vm.record.pid));
         Guest {
@@ -216,7 +216,7 @@ impl Guest {
         handover::hold(&record)?;
         let is_handed_over = handover::handed_over(&record).is_some();
         if let Some(engine) = self.engine().filter(|_| is_handed_over) {
-            // The engine looks.
+            // The tier hears that it is held when its engine looks again.
             engine.send(Command::Refresh);
             let deadline = Instant::now() + HOLD_MAX;
             while !handover::is_still(&record) && Instant::now() < deadline {

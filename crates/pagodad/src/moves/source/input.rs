@@ -50,7 +50,7 @@ pub struct Permit(Arc<AtomicUsize>);
 
 /// Messages of a connection that wait for the driver.
 const RECEIVED_MAX: usize = 1024;
-/// Between two looks whether there are fewer.
+/// The pause between two looks whether there are fewer.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Gives permits for a connection.
@@ -58,7 +58,7 @@ const LOOK: Duration = Duration::from_millis(1);
 pub struct Permits(Arc<AtomicUsize>);
 
 impl Permits {
-    /// Waits until there is one.
+    /// Waits until a permit is free.
     pub fn take(&self) -> Permit {
         while self.0.load(Ordering::Acquire) >= RECEIVED_MAX {
             thread::sleep(LOOK);

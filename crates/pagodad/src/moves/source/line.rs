@@ -24,7 +24,7 @@ use crate::moves::channel::{self, Connection, ControlReceiver, ControlSender, Da
 /// Between two calls of a destination that does not answer.
 const CALL_AGAIN: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// One connection to the destination: its control stream and its data streams.
 #[derive(Debug)]
 pub struct Line {
     pub no: ConnectionNo,

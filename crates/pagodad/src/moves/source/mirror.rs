@@ -147,7 +147,7 @@ struct Worker {
     called: Called,
     attempt: AttemptId,
     disks: Vec<CopiedDisk>,
-    /// Of each disk, bytes a second.
+    /// The most at which each disk is copied, in bytes a second; `None`: no limit.
     speed: Option<u64>,
     asked: Receiver<Ask>,
     inputs: Sender<Input>,
@@ -342,7 +342,7 @@ fn accept(listener: &UnixListener, pid: u32) -> Result<UnixStream> {
     Ok(stream)
 }
 
-/// A job of ours.
+/// A mirror job of QEMU's that a move has begun.
 #[derive(Clone, Debug)]
 struct Job {
     name: String,

@@ -26,7 +26,7 @@ pub enum Item {
     /// Pages may be compressed from now on. The stream may send so much, if that is limited.
     Compress {
         cap: Option<Rate>,
-        /// With zstd, too, and not only with LZ4.
+        /// The other host unpacks zstd, too, and not only LZ4.
         has_zstd: bool,
     },
     /// Copies. The destination has had nothing of this VM before if it `is_fresh`, so it has zeros.

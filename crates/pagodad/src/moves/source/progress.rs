@@ -30,9 +30,9 @@ pub struct Progress {
     pub placed: Bytes,
     /// Bytes by which compression has made what was sent smaller.
     pub saved: Bytes,
-    /// To be sent, as far as is known now.
+    /// Bytes that are to be sent, as far as is known now.
     pub left: Bytes,
-    /// The VM's memory.
+    /// The size of the VM's memory.
     pub total: Bytes,
     pub round: u32,
     pub rate: Option<Rate>,
@@ -59,7 +59,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of a move that begins.
+    /// The progress of a move that begins.
     pub fn new(vm: &str, to: &str, attempt: AttemptId, total: Bytes) -> Progress {
         Progress {
             vm: vm.to_owned(),

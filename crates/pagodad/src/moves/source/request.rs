@@ -12,7 +12,7 @@ use crate::random;
 /// What a stop, the device state and a start take without any page.
 pub const STOP_COST: Duration = Duration::from_millis(20);
 
-/// What a user wants.
+/// What a user wants of a move.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub vm: String,

@@ -1,4 +1,4 @@
-//! A move in words for its user.
+//! How a move from here is shown to its user, in words.
 
 use std::time::{Duration, Instant};
 

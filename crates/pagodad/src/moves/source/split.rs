@@ -17,23 +17,23 @@ pub fn to_pool(vm: &VmInfo, dram: u64) -> u64 {
 /// What becomes of pages that are to be copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// They go over the link.
+    /// These pages go over the link.
     Link(PageRun),
-    /// They go into the tier.
+    /// These pages go into the tier.
     Tier(PageRun),
-    /// The tier has them.
+    /// The tier has these pages already.
     There(PageRun),
 }
 
-/// See the module.
+/// The order of the chunks, which of them are cold, and what the tier has of these.
 #[derive(Clone, Debug)]
 pub struct Split {
-    /// In which order chunks are copied, each once.
+    /// The order in which chunks are copied, each once.
     order: Vec<ChunkIdx>,
     /// By chunk: it does not fit into the DRAM at the destination.
     is_cold: Vec<bool>,
     there: PageMap,
-    /// Since the first look.
+    /// Pages that were written since the first look.
     written: PageMap,
 }
 

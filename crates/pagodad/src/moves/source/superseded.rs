@@ -35,7 +35,7 @@ use crate::registry::Registry;
 use crate::registry::operation::ImageThen;
 use crate::remote::handover;
 
-/// Between two tries of a step.
+/// The pause between two tries of a step.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Gives a VM away that its destination runs. The peer of this offer has said so, by a stream on which it has shown its key. Returns at
@@ -52,7 +52,7 @@ pub fn supersede(registry: &Arc<Registry>, vm: &str, offered: Offered) -> Result
     }
     let found = registry.lock().get(vm).map(|vm| (vm.governed.id, Arc::clone(&vm.qmp)));
     let Some((id, qmp)) = found else {
-        // It has ended here.
+        // The VM has ended here.
         return registry.moves.notes().write(vm, None);
     };
     let resume = run_state(&qmp)? == RunState::Running;

@@ -34,7 +34,7 @@ const DEMANDED_MAX: PageCount = PageCount(1 << 14);
 /// Until pages that could not be read are tried again.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// What the destination lacks, and what of it is on its way.
 #[derive(Debug)]
 pub struct Tail {
     engine: Arc<Handle>,

@@ -16,7 +16,7 @@ const MACHINE_SUFFIX: &str = "-machine";
 /// So many features that are missing are named.
 const FEATURES_NAMED: usize = 8;
 
-/// One reason why not, if it is one.
+/// A look for one reason why the state cannot be had.
 type Look = fn(&Monitor) -> Result<Option<String>>;
 
 /// Whether the VM's state could be taken now.

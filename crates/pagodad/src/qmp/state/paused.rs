@@ -13,7 +13,7 @@ use crate::qmp::Monitor;
 pub enum PauseKind {
     /// It runs, or QEMU is at something else.
     None,
-    /// By its user, or for a stall.
+    /// The VM was paused by its user, or for a stall.
     Paused,
     /// The same, and its state has been saved since by this daemon.
     Saved,

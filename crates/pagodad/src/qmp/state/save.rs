@@ -21,7 +21,7 @@ use crate::qmp::{Held, Monitor, QemuTime, Refused};
 const MAGIC: &[u8] = b"QEVM";
 /// For QEMU to put away a migration that is completed: well below a millisecond.
 const FINALIZE_WAIT: Duration = Duration::from_secs(1);
-/// Between two attempts to let the guest run.
+/// The pause between two attempts to let the guest run.
 const FINALIZE_PAUSE: Duration = Duration::from_micros(200);
 /// For the event after `cont` was answered: QEMU sends it before the answer.
 const RESUME_WAIT: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Against a QEMU of a few lines that misbehaves, and against real ones.
+//! Saving, loading and undoing against a fake QEMU of a few lines that misbehaves, and against real ones.
 
 pub mod fake;
 mod real;
@@ -154,7 +154,7 @@ fn a_migration_of_somebody_elses_is_left_alone_unless_it_lacks_ram() {
     fake.model().on = ["x-ignore-shared".to_owned()].into();
     undo(&fake.monitor, &fake.gate, &[RunState::PostMigrate]).expect("undone");
     assert_eq!(fake.model().migration, "cancelled");
-    // It runs elsewhere.
+    // A guest that runs elsewhere by now is left alone, too.
     let fake = Fake::new(Way::Well);
     fake.model().migration = "completed";
     fake.model().status = "postmigrate".to_owned();
@@ -212,7 +212,7 @@ fn what_speaks_against_a_snapshot_is_said() {
     contains(refusal(&|qemu| qemu.more = json!({ "blocked-reasons": ["vfio", "nvme"] })), "vfio; nvme");
     contains(refusal(&|qemu| qemu.on = ["xbzrle".to_owned()].into()), "xbzrle");
     contains(refusal(&|qemu| qemu.more = json!({ "mode": "cpr-reboot" })), "cpr-reboot");
-    // QEMU would abort.
+    // QEMU before 10.0 would abort: it has not taken its disks yet.
     contains(
         refusal(&|qemu| {
             qemu.on.insert("late-block-activate".into());

@@ -1,4 +1,4 @@
-//! Back to where the VM was: no migration, RAM in each of the next, and the guest runs if it ran.
+//! Puts QEMU back to where it was: no migration of ours is left, RAM is in each of the next, and the guest runs if it ran.
 
 use std::time::{Duration, Instant};
 

@@ -25,7 +25,7 @@ impl Sampler {
             return Ok(());
         }
         self.look_at_ages(paging);
-        // Before anything below maps or unmaps its pages.
+        // The sample is looked at before anything below maps or unmaps its pages.
         self.look_at_sample(paging);
         let Some(mut ages) = self.ages.take() else { return Ok(()) };
         match ages.turned.replace(now) {

@@ -51,7 +51,7 @@ impl Arrivals {
         if has_come || is_removed || missing.len() != self.writing.len() {
             return Err(invalid("a VM that has begun cannot begin again".to_owned()));
         }
-        // Before anything may come.
+        // The map is written before any page may come.
         self.held().set_all(missing.to_vec())?;
         self.state().begin(missing.to_vec());
         self.has_begun.store(true, Ordering::Release);

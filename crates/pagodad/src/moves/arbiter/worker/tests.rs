@@ -31,7 +31,7 @@ impl Asker {
         Asker::again(dir)
     }
 
-    /// The next daemon.
+    /// The next daemon of a host, which has this directory already.
     fn again(dir: PathBuf) -> Asker {
         let mut registry = registry(&dir);
         registry.config.moves = MovesConfig { arbiter: true, ..MovesConfig::default() };
@@ -106,7 +106,7 @@ fn another_etcd_is_never_asked_about_what_was_agreed_on() {
         assert_eq!(one.ask(claim(register, step)), None, "{step:?}");
     }
     assert!(!is_there(&another) && is_there(&etcd));
-    // Nor of none.
+    // An arbiter without a thread answers nothing either.
     let alone = Arbiter::default();
     let (said, heard) = queue();
     alone.ask("web1", claim(register, Step::Run), move |answer| said.send(answer).unwrap());

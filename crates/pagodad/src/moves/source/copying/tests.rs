@@ -98,7 +98,7 @@ fn serve(inbox: &Inbox, ram: &Mutex<Ram>, is_over: &AtomicBool, seed: u64) {
                 let (to, copied) = placed.swap_remove(chance.within(0, placed.len() as u64 - 1) as usize);
                 drop(to.send(copied));
             }
-            // In any order.
+            // The engine answers orders in any order.
             None if !orders.is_empty() => {
                 let order = orders.swap_remove(chance.within(0, orders.len() as u64 - 1) as usize);
                 // The pool takes most of what it may have.
@@ -113,7 +113,7 @@ fn serve(inbox: &Inbox, ram: &Mutex<Ram>, is_over: &AtomicBool, seed: u64) {
     }
 }
 
-/// What has arrived.
+/// What the destination of the test has received.
 #[derive(Debug)]
 struct Arrived {
     bytes: Vec<u8>,

@@ -12,7 +12,7 @@ const SAMPLE: usize = 16 << 10;
 /// The fastest of the usual levels, as in QEMU's multifd.
 const ZSTD_LEVEL: i32 = 1;
 
-/// See the module.
+/// Compresses what one stream sends, if that pays.
 pub struct Packer {
     /// None as long as the other host has not said that it unpacks.
     packing: Option<Packing>,
@@ -21,7 +21,7 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// Compresses nothing.
+    /// A packer that compresses nothing before [`Packer::begin`].
     pub const fn off() -> Packer {
         Packer { packing: None, zstd: None, block: Vec::new() }
     }

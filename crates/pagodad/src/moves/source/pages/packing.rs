@@ -78,7 +78,7 @@ impl Sent {
         self.sending += other.sending;
     }
 
-    /// To compress a byte of content.
+    /// What it costs to compress a byte of content.
     fn pack_cost(&self) -> Cost {
         Cost::of(self.packing, self.content)
     }
@@ -97,7 +97,7 @@ enum Way {
     Trial(Cost),
 }
 
-/// See the module.
+/// What one stream has measured, and what it does by that.
 #[derive(Clone, Debug)]
 pub struct Packing {
     way: Way,

@@ -20,10 +20,10 @@ use crate::qmp::tests::Dir;
 /// What it sends as its state.
 pub const STATE: &[u8] = b"QEVM and what its devices held";
 
-/// How it misbehaves.
+/// How the fake QEMU misbehaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Not at all.
+    /// It does not misbehave.
     Well,
     /// A device cannot be saved: the migration fails in the middle of the stream.
     Fails,
@@ -119,7 +119,7 @@ impl Fake {
         Fake { monitor: Monitor::new(&path), gate, model, client, dir }
     }
 
-    /// Its socket.
+    /// The path of the fake's monitor socket.
     pub fn path(&self) -> PathBuf {
         self.dir.0.join("qmp")
     }

@@ -13,7 +13,7 @@ const FAST: u64 = 100;
 
 struct Stream {
     packing: Packing,
-    /// Picoseconds.
+    /// The virtual time, in picoseconds.
     now: u64,
     /// When the link has taken all that was sent.
     free_at: u64,
