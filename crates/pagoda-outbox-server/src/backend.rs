@@ -5,7 +5,7 @@
 //! guest that puts requests into its ring faster than they are carried out has no more of them taken than a ring has heads.
 
 use std::io::{self, ErrorKind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread;
@@ -24,7 +24,8 @@ use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_con
 use crate::chain::{Memory, OwnRing, parts};
 use crate::filesystem::{GuestFiles, Now, as_request, session};
 use crate::inflight::{HEADS_MAX, InFlight, RINGS, Request, Table};
-use crate::outbox::{Outbox, WAITING_MAX};
+use crate::outbox::{Again, Outbox, Progress, WAITING_MAX};
+use crate::transfer;
 
 /// Requests that are carried out at the same time. Those that wait for room are fewer, so metadata always goes through.
 const THREADS: usize = WAITING_MAX + 8;
@@ -41,7 +42,31 @@ type Vring = VringMutex<Atomic>;
 enum Job {
     Popped(DescriptorChain<Loaded>),
     /// Another process has left it.
-    Left(InFlight),
+    Left(InFlight, Undecided),
+}
+
+/// Something that another process has left and that may still change what readers are to get.
+struct Undecided(Arc<Requests>);
+
+impl Undecided {
+    fn new(requests: &Arc<Requests>) -> Undecided {
+        requests.left.fetch_add(1, Ordering::SeqCst);
+        Undecided(Arc::clone(requests))
+    }
+}
+
+impl Drop for Undecided {
+    fn drop(&mut self) {
+        self.0.one_decided();
+    }
+}
+
+/// A request that is carried out.
+struct Carried {
+    head: u16,
+    request: Request,
+    again: Again,
+    undecided: Option<Undecided>,
 }
 
 struct Task {
@@ -58,6 +83,9 @@ struct Requests {
     table: Table,
     memory: RwLock<Option<Atomic>>,
     event_index: AtomicBool,
+    /// Rings of which it was not looked what another process has left, and [`Undecided`] requests of it. At 0 readers get all that
+    /// there is (`Space::hold`).
+    left: AtomicUsize,
 }
 
 /// See the module.
@@ -66,18 +94,23 @@ pub struct Backend {
     tasks: Sender<Task>,
     /// Whether what another process has left in a ring was looked at.
     is_recovered: [AtomicBool; RINGS],
+    /// Rings in which there was something at the start.
+    had_left: [bool; RINGS],
 }
 
 impl Backend {
     /// # Errors
     /// Threads cannot be started.
     pub fn start(outbox: &Arc<Outbox>, table: Table) -> io::Result<Backend> {
+        let had_left: [bool; RINGS] = std::array::from_fn(|ring| table.has_left(ring));
+        let left = had_left.iter().filter(|had| **had).count();
         let requests = Arc::new(Requests {
             files: Server::new(GuestFiles(Arc::clone(outbox))),
             outbox: Arc::clone(outbox),
             table,
             memory: RwLock::default(),
             event_index: AtomicBool::new(false),
+            left: AtomicUsize::new(left),
         });
         requests.resume_session()?;
         let (tasks, waiting) = channel();
@@ -86,14 +119,18 @@ impl Backend {
             let (requests, waiting) = (Arc::clone(&requests), Arc::clone(&waiting));
             thread::Builder::new().name("requests".into()).spawn(move || carry_out(&requests, &waiting))?;
         }
-        Ok(Backend { requests, tasks, is_recovered: Default::default() })
+        Ok(Backend { requests, tasks, is_recovered: Default::default(), had_left })
     }
 
     /// Answers what another process has left.
     fn recover(&self, ring: usize, vring: &Vring) {
         let left = self.requests.table.recover(ring, vring.get_ref().get_queue().next_used());
         for left in left {
-            self.hand_out(Task { head: left.head, request: left.request, job: Job::Left(left), vring: vring.clone() });
+            let job = Job::Left(left, Undecided::new(&self.requests));
+            self.hand_out(Task { head: left.head, request: left.request, job, vring: vring.clone() });
+        }
+        if self.had_left[ring] {
+            self.requests.one_decided();
         }
         // An answer may be in the ring that the guest was not told of.
         let _ = vring.signal_used_queue();
@@ -127,15 +164,16 @@ fn carry_out(requests: &Requests, waiting: &Mutex<Receiver<Task>>) {
         let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(task) = next else { return };
         let Some(memory) = requests.memory() else { continue };
-        let number = task.request.number();
+        let (head, request) = (task.head, task.request);
         let bytes = match task.job {
             Job::Popped(chain) => {
-                as_request(Now { number, is_again: false }, || requests.answer(&memory.memory(), chain))
+                let carried = Carried { head, request, again: Again::No, undecided: None };
+                requests.answer(&memory.memory(), chain, carried)
             }
-            Job::Left(left) => requests.answer_left(&memory.memory(), left, &task.vring),
+            Job::Left(left, undecided) => requests.answer_left(&memory.memory(), left, &task.vring, undecided),
         };
         // What is no request gets an empty answer.
-        requests.complete(&task.vring, task.head, task.request, bytes.unwrap_or(0));
+        requests.complete(&task.vring, head, request, bytes.unwrap_or(0));
     }
 }
 
@@ -163,34 +201,69 @@ impl Requests {
         self.memory.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The library's part. Gives the bytes of the answer.
-    fn answer<M>(&self, memory: &Memory, chain: DescriptorChain<M>) -> io::Result<usize>
+    /// One ring was looked through for requests of another process, or one of those has changed all that it changes.
+    fn one_decided(&self) {
+        if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.outbox.let_go();
+        }
+    }
+
+    /// Gives the bytes of the answer.
+    fn answer<M>(&self, memory: &Memory, chain: DescriptorChain<M>, carried: Carried) -> io::Result<usize>
     where
         M: std::ops::Deref + Clone,
         M::Target: GuestMemory + Sized,
     {
-        let reader = Reader::new(memory, chain.clone()).map_err(io::Error::other)?;
+        let Carried { head, request, again, mut undecided } = carried;
+        let mut reader = Reader::new(memory, chain.clone()).map_err(io::Error::other)?;
+        let whole = reader.clone();
         let writer = Writer::new(memory, chain).map_err(io::Error::other)?;
+        let header: InHeader = reader.read_obj()?;
+        match Opcode::try_from(header.opcode) {
+            Ok(Opcode::Write) => {
+                let note = |progress| match progress {
+                    Progress::Done(bytes) => self.table.note_done(head, request, bytes),
+                    Progress::Waits => drop(undecided.take()),
+                };
+                transfer::write(&self.outbox, &header, reader, writer, again, note)
+            }
+            Ok(Opcode::Read) => transfer::read(&self.outbox, &header, reader, writer),
+            _ => {
+                let now = Now { number: request.number(), is_again: again != Again::No };
+                as_request(now, || self.ask_library(whole, writer))
+            }
+        }
+    }
+
+    fn ask_library(&self, reader: Reader<'_>, writer: Writer<'_>) -> io::Result<usize> {
         self.files.handle_message(reader, writer, None::<&mut ()>).map_err(io::Error::other)
     }
 
-    fn answer_left(&self, memory: &Memory, left: InFlight, vring: &Vring) -> io::Result<usize> {
+    fn answer_left(&self, memory: &Memory, left: InFlight, vring: &Vring, undecided: Undecided) -> io::Result<usize> {
         let (table, size) = {
             let state = vring.get_ref();
             (state.get_queue().desc_table(), state.get_queue().size())
         };
-        let number = left.request.number();
+        let is_repeated = |ring: &mut OwnRing| -> io::Result<bool> {
+            let mut reader: Reader<'_> = Reader::new(memory, ring.request()?).map_err(io::Error::other)?;
+            let header: InHeader = reader.read_obj()?;
+            let opcode = Opcode::try_from(header.opcode).map_err(|_| io::Error::from(ErrorKind::InvalidData))?;
+            Ok(may_be_done_again(opcode) && !left.is_again)
+        };
+        let mut ring = parts(memory, table, size, left.head).and_then(|parts| OwnRing::new(&parts));
+        let repeats = ring.as_mut().ok().is_some_and(|ring| is_repeated(ring).unwrap_or(false));
         // The guest was given nothing of what it has opened.
-        self.outbox.forget_request(number);
-        let mut ring = OwnRing::new(&parts(memory, table, size, left.head)?)?;
+        self.outbox.forget_request(left.request.number(), repeats);
+        let mut ring = ring?;
         let chain = ring.request()?;
+        if repeats {
+            self.table.note_again(left.head, left.request);
+            let again = Again::Yes { done: left.done };
+            let carried = Carried { head: left.head, request: left.request, again, undecided: Some(undecided) };
+            return self.answer(memory, chain, carried);
+        }
         let mut reader: Reader<'_> = Reader::new(memory, chain.clone()).map_err(io::Error::other)?;
         let header: InHeader = reader.read_obj()?;
-        let opcode = Opcode::try_from(header.opcode).map_err(|_| io::Error::from(ErrorKind::InvalidData))?;
-        if may_be_done_again(opcode) && !left.is_again {
-            self.table.note_again(left.head, left.request);
-            return as_request(Now { number, is_again: true }, || self.answer(memory, chain));
-        }
         let mut writer: Writer<'_> = Writer::new(memory, chain).map_err(io::Error::other)?;
         let answer = OutHeader { len: size_of::<OutHeader>() as u32, error: -libc::EIO, unique: header.unique };
         io::Write::write_all(&mut writer, answer.as_slice())?;
@@ -219,7 +292,9 @@ impl Requests {
         let mut ring = session::request(agreed)?;
         let memory = ring.memory.clone();
         let chain = ring.request()?;
-        as_request(Now::RESUME, || self.answer(&memory, chain)).map(drop)
+        let reader = Reader::new(&memory, chain.clone()).map_err(io::Error::other)?;
+        let writer = Writer::new(&memory, chain).map_err(io::Error::other)?;
+        as_request(Now::RESUME, || self.ask_library(reader, writer)).map(drop)
     }
 }
 

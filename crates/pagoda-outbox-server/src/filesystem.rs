@@ -27,10 +27,8 @@ use self::convert::{attr, new_node, owner};
 use self::listing::{Blank, Listing};
 use crate::errno::error;
 use crate::locked::Locked;
-use crate::outbox::{Again, Outbox, now};
+use crate::outbox::{Outbox, now};
 
-/// The longest write that is taken in one request, as `virtiofsd` tells the guest (`max_write`).
-const WRITE_BYTES_MAX: u64 = 1 << 20;
 /// For how long the guest need not ask again: nobody but the guest changes names and sizes, except that old files go.
 const VALID: Duration = Duration::from_secs(1);
 
@@ -267,42 +265,35 @@ impl FileSystem for GuestFiles {
         }
     }
 
+    // READ and WRITE are answered elsewhere (`transfer`). They come here if the guest changes a request while it is looked at.
     fn read<W: ZeroCopyWriter>(
         &self,
         _: Context,
-        inode: u64,
-        handle: u64,
-        mut w: W,
-        size: u32,
-        offset: u64,
+        _: u64,
+        _: u64,
+        _: W,
+        _: u32,
+        _: u64,
         _: Option<u64>,
         _: u32,
     ) -> io::Result<usize> {
-        self.0.read(HandleId(handle), Ino(inode), offset, u64::from(size), |file, at, count| {
-            w.read_from_file_at(file, count, at, None)
-        })
+        refused(libc::EIO)
     }
 
     fn write<R: ZeroCopyReader>(
         &self,
         _: Context,
-        inode: u64,
-        handle: u64,
-        mut r: R,
-        size: u32,
-        offset: u64,
+        _: u64,
+        _: u64,
+        _: R,
+        _: u32,
+        _: u64,
         _: Option<u64>,
         _: bool,
         _: bool,
         _: u32,
     ) -> io::Result<usize> {
-        if u64::from(size) > WRITE_BYTES_MAX {
-            return refused(libc::EINVAL);
-        }
-        let put = |file: &std::fs::File, at, count| r.write_to_file_at(file, count, at, None);
-        let again = if NOW.get().is_again { Again::Yes } else { Again::No };
-        let written = self.0.write(HandleId(handle), Ino(inode), offset, u64::from(size), again, put);
-        written.map(|bytes| bytes as usize)
+        refused(libc::EIO)
     }
 
     fn flush(&self, _: Context, _: u64, _: u64, _: u64) -> io::Result<()> {

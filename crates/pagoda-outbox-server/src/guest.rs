@@ -14,8 +14,15 @@ use vm_memory::GuestMemoryAtomic;
 
 use crate::backend::Backend;
 use crate::chain::Memory;
-use crate::inflight::Table;
+use crate::inflight::{RINGS, Table};
 use crate::outbox::Outbox;
+
+/// Has readers get nothing of files that may still change until the guest's requests are carried out that another process has left.
+pub fn hold(outbox: &Outbox, table: &Table) {
+    if (0..RINGS).any(|ring| table.has_left(ring)) {
+        outbox.space().hold();
+    }
+}
 
 /// Serves the one connection that waits at `listener`, until it ends.
 pub fn serve(outbox: &Arc<Outbox>, table: Table, listener: UnixListener) -> Result<()> {

@@ -17,13 +17,15 @@ pub const HEADS_MAX: u16 = 1024;
 /// Bytes of the table.
 pub const TABLE_BYTES: u64 = (RINGS * RING_BYTES) as u64;
 
-/// Of each ring: requests taken so far; what is being completed; where the ring began; then a mark for each head.
+/// Of each ring: requests taken so far; what is being completed; where the ring began; then a mark for each head, and how many bytes
+/// of its request, if that is a write, are in the file.
 const TAKEN: usize = 0;
 const COMPLETING: usize = 8;
 const BEGAN_TAKEN: usize = 16;
 const BEGAN_INDEX: usize = 24;
 const MARKS: usize = 64;
-const RING_BYTES: usize = MARKS + HEADS_MAX as usize * 8;
+const DONE: usize = MARKS + HEADS_MAX as usize * 8;
+const RING_BYTES: usize = DONE + HEADS_MAX as usize * 8;
 
 /// Of `COMPLETING`: there is one. Below are its head and the index that the used ring had before.
 const IS_COMPLETING: u64 = 1 << 63;
@@ -37,6 +39,8 @@ pub struct InFlight {
     pub request: Request,
     /// Another process has been killed while it was carried out again.
     pub is_again: bool,
+    /// So many bytes of a write are in the file.
+    pub done: u64,
 }
 
 /// Number of a request, which no other has had.
@@ -75,6 +79,10 @@ impl Table {
         self.word(ring, MARKS + usize::from(head) * 8)
     }
 
+    fn done(&self, ring: usize, head: u16) -> &AtomicU64 {
+        self.word(ring, DONE + usize::from(head) * 8)
+    }
+
     fn load(&self, ring: usize, offset: usize) -> u64 {
         self.word(ring, offset).load(Ordering::SeqCst)
     }
@@ -110,6 +118,7 @@ impl Table {
             return None;
         }
         let taken = self.load(ring, TAKEN).wrapping_add(1);
+        Self::store(self.done(ring, head), 0);
         Self::store(self.mark(ring, head), taken);
         Self::store(self.word(ring, TAKEN), taken);
         Some(Request { ring, taken })
@@ -131,6 +140,18 @@ impl Table {
         Self::store(self.mark(ring, head), 0);
         Self::store(self.word(ring, COMPLETING), 0);
         true
+    }
+
+    /// So many bytes of a write are in the file, and will be when this process is killed.
+    pub fn note_done(&self, head: u16, request: Request, bytes: u64) {
+        if self.mark(request.ring, head).load(Ordering::SeqCst) & !IS_AGAIN == request.taken {
+            Self::store(self.done(request.ring, head), bytes);
+        }
+    }
+
+    /// Whether another process may have left requests of this ring.
+    pub fn has_left(&self, ring: usize) -> bool {
+        (0..HEADS_MAX).any(|head| self.mark(ring, head).load(Ordering::SeqCst) != 0)
     }
 
     /// It is carried out once more.
@@ -155,7 +176,8 @@ impl Table {
                 // It is in the ring still.
                 Self::store(self.mark(ring, head), 0);
             } else if taken > 0 {
-                found.push(InFlight { head, request: Request { ring, taken }, is_again: mark & IS_AGAIN != 0 });
+                let done = self.done(ring, head).load(Ordering::SeqCst);
+                found.push(InFlight { head, request: Request { ring, taken }, is_again: mark & IS_AGAIN != 0, done });
             }
         }
         found.sort_by_key(|found| found.request);

@@ -32,7 +32,7 @@ mod tests {
     use std::os::unix::fs::{FileExt, MetadataExt};
     use std::time::Duration;
 
-    use pagoda_outbox::{Access, HandleId, Kind, NewNode, ROOT, Selection};
+    use pagoda_outbox::{Access, HandleId, Kind, NewNode, Next, ROOT, Selection};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fs::MemfdFlags;
 
@@ -98,7 +98,7 @@ mod tests {
 
     fn again(outbox: &Outbox, (ino, handle): (Ino, HandleId), at: u64, bytes: &[u8], again: Again) -> io::Result<u64> {
         let mut rest = bytes;
-        outbox.write(handle, ino, at, bytes.len() as u64, again, |file, at, count| {
+        outbox.write(handle, ino, at, bytes.len() as u64, again, |file: &File, at: u64, count: usize| {
             file.write_all_at(&rest[..count], at)?;
             rest = &rest[count..];
             Ok(count)
@@ -172,8 +172,54 @@ mod tests {
         outbox.space().next(client, 4000).unwrap();
         let outbox = keeper.start();
         assert!(write(&outbox, file, 0, &[1; 6000]).is_err());
-        assert_eq!(again(&outbox, file, 0, &[1; 6000], Again::Yes).unwrap(), 6000);
+        assert_eq!(again(&outbox, file, 0, &[1; 6000], Again::Yes { done: 0 }).unwrap(), 6000);
         assert_eq!(bytes(&outbox, file, 0, 6000), [1; 6000]);
+    }
+
+    /// The process was killed before it had planned the write, or in the midst of it.
+    #[test]
+    fn a_write_is_not_done_if_others_were_sent() {
+        let mut keeper = Keeper::new();
+        let outbox = keeper.start();
+        let file = create(&outbox, "grows");
+        write(&outbox, file, 0, &[1; 6000]).unwrap();
+        let client = outbox.space().attach(file.0, Selection { start: 0, end: None }).unwrap();
+        outbox.space().next(client, 5000).unwrap();
+        outbox.deliver(|space| space.acknowledge(client, 5000).unwrap());
+        outbox.space().detach(client);
+        let outbox = keeper.start();
+        let refused = |at, byte| again(&outbox, file, at, &[byte; 1000], Again::Yes { done: 0 }).unwrap_err();
+        assert_eq!(refused(4000, 2).raw_os_error(), Some(libc::EPERM));
+        assert_eq!(again(&outbox, file, 4000, &[1; 1000], Again::Yes { done: 0 }).unwrap(), 1000);
+        outbox.reclaim(PAGE);
+        assert_eq!(outbox.space().attributes(file.0).unwrap().freed, PAGE);
+        assert_eq!(refused(0, 1).raw_os_error(), Some(libc::EIO), "nobody knows any more");
+        assert_eq!(again(&outbox, file, 0, &[1; 6000], Again::Yes { done: 5000 }).unwrap(), 6000);
+    }
+
+    /// Half of a write may be in the file.
+    #[test]
+    fn readers_get_nothing_before_what_was_left_is_done() {
+        let mut keeper = Keeper::new();
+        let outbox = keeper.start();
+        let (growing, sealed) = (create(&outbox, "grows"), create(&outbox, "sealed"));
+        write(&outbox, growing, 0, &[1; 6000]).unwrap();
+        write(&outbox, sealed, 0, &[1; 6000]).unwrap();
+        outbox.space().release(sealed.1).unwrap();
+        let outbox = keeper.start();
+        outbox.space().hold();
+        let next = |ino| {
+            let client = outbox.space().attach(ino, Selection { start: 0, end: None }).unwrap();
+            outbox.space().next(client, 4000).unwrap()
+        };
+        assert_eq!(next(growing.0), Next::Wait);
+        assert_eq!(next(sealed.0), Next::Bytes { offset: 0, length: 4000 });
+        // The only writer is opened anew, and the file is not at its end meanwhile.
+        outbox.forget_request(0, true);
+        assert_eq!(next(growing.0), Next::Wait);
+        outbox.let_go();
+        outbox.space().open(growing.0, Access::Write).unwrap();
+        assert_eq!(next(growing.0), Next::Bytes { offset: 0, length: 4000 });
     }
 
     #[test]

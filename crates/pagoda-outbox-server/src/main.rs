@@ -29,6 +29,7 @@ mod outbox;
 mod sandbox;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod worker;
 
 use std::fs::File;

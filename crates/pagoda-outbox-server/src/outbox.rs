@@ -7,7 +7,9 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -42,6 +44,8 @@ pub struct Outbox {
     /// Readers that wait for bytes.
     wakers: Mutex<Vec<Waker>>,
     waiting: Mutex<usize>,
+    /// Writes that have waited and have not ended: each keeps its place until then, or later ones could take it.
+    places: Mutex<usize>,
     /// How long writes have waited for room, summed over writes, in microseconds.
     blocked_us: AtomicU64,
     /// Writes that got no space.
@@ -107,6 +111,7 @@ impl Outbox {
             line,
             wakers: Mutex::default(),
             waiting: Mutex::new(0),
+            places: Mutex::new(0),
             blocked_us: AtomicU64::new(0),
             refused_writes: AtomicU64::new(0),
             meter: Mutex::default(),
@@ -197,8 +202,7 @@ impl Outbox {
         lock(&self.memory).get(&ino).map(Arc::clone)
     }
 
-    /// Writes `length` bytes of a guest, all of them unless there is no room for too long. `put` writes a number of the next
-    /// bytes to an offset of a file, and says how many.
+    /// Writes `length` bytes of a guest, all of them unless there is no room for too long.
     pub fn write(
         &self,
         handle: HandleId,
@@ -206,29 +210,34 @@ impl Outbox {
         offset: u64,
         length: u64,
         again: Again,
-        mut put: impl FnMut(&File, u64, usize) -> io::Result<usize>,
+        mut incoming: impl Incoming,
     ) -> io::Result<u64> {
-        let mut done = 0;
+        let mut done = match again {
+            Again::No => 0,
+            Again::Yes { done } => done.min(length),
+        };
+        incoming.skip(done)?;
         let mut deadline = None;
+        let mut place = None;
         while done < length {
             let at = offset.checked_add(done).ok_or_else(|| error(Refusal::TooLarge))?;
             let planned = self.space().plan_write(handle, ino, at, length - done);
             let write = match planned {
                 Ok(write) => write,
-                // An earlier process has written these bytes, and they were sent since.
-                Err(Refusal::BelowCursor) if again == Again::Yes => {
-                    let sent =
-                        self.space().attributes(ino).map_err(error)?.cursor.saturating_sub(at).min(length - done);
-                    let nowhere = File::from(rustix::fs::memfd_create("pagoda-nowhere", MemfdFlags::CLOEXEC)?);
-                    match put(&nowhere, 0, sent as usize)? as u64 {
-                        skipped if skipped == sent && sent > 0 => done += skipped,
-                        _ => return Err(error(Refusal::Broken)),
+                Err(Refusal::BelowCursor) if again != Again::No => {
+                    match self.is_written(ino, at, length - done, &mut incoming)? {
+                        Some(there) => done += there,
+                        None if done > 0 => break,
+                        None => return Err(error(Refusal::BelowCursor)),
                     }
                     continue;
                 }
                 Err(refusal @ (Refusal::Full | Refusal::Busy)) => {
+                    if refusal == Refusal::Full {
+                        incoming.note(Progress::Waits);
+                    }
                     let deadline = *deadline.get_or_insert_with(|| Instant::now() + self.block_max);
-                    let waited = self.wait_for_room(ino, length - done, deadline);
+                    let waited = self.wait_for_room(ino, length - done, deadline, &mut place);
                     if waited == Waited::Again {
                         continue;
                     }
@@ -242,7 +251,14 @@ impl Outbox {
                 Err(refusal) => return Err(error(refusal)),
             };
             let wanted = write.range.end - write.range.start;
-            let put = self.memory(ino).and_then(|file| put(&file, write.range.start, wanted as usize));
+            let put = self.memory(ino).and_then(|file| {
+                let put = incoming.put(&file, write.range.start, wanted as usize);
+                let written = put.as_ref().map_or(0, |bytes| *bytes as u64);
+                if written < wanted {
+                    self.clear_behind(ino, &file, write.range.start + written..write.range.end)?;
+                }
+                put
+            });
             let written = put.as_ref().map_or(0, |bytes| *bytes as u64);
             self.space().complete_write(&write, written, now());
             self.settle();
@@ -252,17 +268,56 @@ impl Outbox {
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
             }
+            incoming.note(Progress::Done(done));
         }
         Ok(done)
     }
 
-    /// The guest gets an error for a request that an earlier process has not answered.
-    pub fn forget_request(&self, request: u64) {
-        self.space().forget_request(request);
+    /// An earlier process was killed while it carried out a write of `length` bytes at `at`, and what is below the send cursor was sent.
+    /// How many of the bytes are below, if they are those that were sent; `None` if they are others, which nobody will ever have.
+    fn is_written(&self, ino: Ino, at: u64, length: u64, incoming: &mut impl Incoming) -> io::Result<Option<u64>> {
+        let attributes = self.space().attributes(ino).map_err(error)?;
+        let below = attributes.cursor.saturating_sub(at).min(length);
+        if at < attributes.freed || below == 0 {
+            return Err(error(Refusal::Broken));
+        }
+        let file = self.existing_memory(ino).ok_or_else(|| error(Refusal::NotFound))?;
+        let mut there = vec![0; below as usize];
+        file.read_exact_at(&mut there, at)?;
+        if self.space().attributes(ino).map_err(error)?.freed > at {
+            return Err(error(Refusal::Broken));
+        }
+        Ok((incoming.take(below as usize)? == there).then_some(below))
+    }
+
+    /// A write has failed after it may have changed memory behind the file's end, where zeros belong.
+    fn clear_behind(&self, ino: Ino, file: &File, range: Range<u64>) -> io::Result<()> {
+        let size = self.space().attributes(ino).map_err(error)?.size;
+        let behind = range.start.max(size)..range.end;
+        if behind.start < behind.end {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            if let Err(failed) = rustix::fs::fallocate(file, flags, behind.start, behind.end - behind.start) {
+                // What is there now is nobody's, and could become part of the file.
+                self.space().lose(ino, now());
+                return Err(failed.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// An earlier process has not answered the request, which is carried out `again`, or the guest gets an error for it.
+    pub fn forget_request(&self, request: u64, again: bool) {
+        self.space().forget_request(request, again);
         self.settle();
     }
 
-    fn wait_for_room(&self, ino: Ino, want: u64, deadline: Instant) -> Waited {
+    /// All that an earlier process has left is carried out.
+    pub fn let_go(&self) {
+        self.space().let_go();
+        self.settle();
+    }
+
+    fn wait_for_room<'a>(&'a self, ino: Ino, want: u64, deadline: Instant, place: &mut Option<Place<'a>>) -> Waited {
         if self.reclaim(want.max(RECLAIM_BYTES_MIN)) {
             return Waited::Again;
         }
@@ -270,13 +325,13 @@ impl Outbox {
         if left.is_zero() {
             return Waited::TooLong;
         }
-        {
-            let mut waiting = lock(&self.waiting);
-            if *waiting >= WAITING_MAX {
-                return Waited::TooLong;
-            }
-            *waiting += 1;
+        if place.is_none() {
+            *place = Place::take(&self.places);
         }
+        if place.is_none() {
+            return Waited::TooLong;
+        }
+        *lock(&self.waiting) += 1;
         self.observe();
         let began = Instant::now();
         self.space().wait(&self.room, WAIT_SLICE.min(left));
@@ -426,11 +481,72 @@ enum Waited {
     TooLong,
 }
 
+/// One of the [`WAITING_MAX`] places of writes that wait for room.
+#[derive(Debug)]
+struct Place<'a>(&'a Mutex<usize>);
+
+impl<'a> Place<'a> {
+    fn take(places: &'a Mutex<usize>) -> Option<Place<'a>> {
+        let mut taken = lock(places);
+        if *taken >= WAITING_MAX {
+            return None;
+        }
+        *taken += 1;
+        Some(Place(places))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        *lock(self.0) -= 1;
+    }
+}
+
 /// Whether a process was killed that carried out the same request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Again {
     No,
-    Yes,
+    Yes {
+        /// So many of a write's bytes are known to be in the file.
+        done: u64,
+    },
+}
+
+/// How far a write is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// So many of its bytes are in the file, and will be if the process is killed.
+    Done(u64),
+    /// There is no room for its next page. An earlier process that carried it out has left nothing in the file: a page that it
+    /// began to write has room.
+    Waits,
+}
+
+/// The bytes of a guest's write, in their order.
+pub trait Incoming {
+    /// Writes the next `count` bytes to the file at `at`, never more. Gives their number, which is smaller if the request ends before.
+    fn put(&mut self, file: &File, at: u64, count: usize) -> io::Result<usize>;
+
+    /// The next `count` bytes, or those that there are.
+    fn take(&mut self, count: usize) -> io::Result<Vec<u8>> {
+        let copy = File::from(rustix::fs::memfd_create("pagoda-copy", MemfdFlags::CLOEXEC)?);
+        let mut bytes = vec![0; self.put(&copy, 0, count)?];
+        copy.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
+    }
+
+    fn skip(&mut self, count: u64) -> io::Result<()> {
+        if count > 0 { self.take(count as usize).map(drop) } else { Ok(()) }
+    }
+
+    /// Is told how far the write is.
+    fn note(&mut self, _progress: Progress) {}
+}
+
+impl<F: FnMut(&File, u64, usize) -> io::Result<usize>> Incoming for F {
+    fn put(&mut self, file: &File, at: u64, count: usize) -> io::Result<usize> {
+        self(file, at, count)
+    }
 }
 
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! The outbox as a whole without a VM: writes as a guest's requests come in, real clients on the loopback.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU64;
@@ -84,7 +85,7 @@ impl Lab {
 
     fn write(&self, (handle, ino): (HandleId, Ino), offset: u64, bytes: &[u8]) -> std::io::Result<u64> {
         let mut left = bytes;
-        self.outbox.write(handle, ino, offset, bytes.len() as u64, Again::No, |file, at, count| {
+        self.outbox.write(handle, ino, offset, bytes.len() as u64, Again::No, |file: &File, at: u64, count: usize| {
             let (now, later) = left.split_at(count);
             left = later;
             file.write_all_at(now, at).map(|()| count)

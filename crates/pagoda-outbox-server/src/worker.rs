@@ -59,6 +59,7 @@ impl Work {
         sandbox::allow_few_calls()?;
         let outbox = Outbox::take_over(start.left, self.space_bytes, self.wait).context("take over what there is")?;
         let outbox = Arc::new(outbox);
+        guest::hold(&outbox, &start.table);
         control::serve(&outbox, self.control.try_clone().context("take the control socket")?)?;
         outbox.space().set_default_ttl(self.ttl);
         let site = Site {

@@ -50,6 +50,11 @@ pub struct Content {
     charged: RangeSet,
     /// These writes are under way.
     writes: Vec<Range<u64>>,
+    /// Bytes below the end that no write has reached. As long as somebody writes the file they may still come: the guest's
+    /// kernel splits a large write, and its parts are carried out in any order.
+    gaps: RangeSet,
+    /// Its process took over from another one, whose writes were not all carried out: readers get nothing new.
+    is_held: bool,
     /// The file is being given this size, if any.
     resize: Option<u64>,
     delivery: Delivery,
@@ -68,6 +73,8 @@ impl Content {
             writers: 0,
             charged: RangeSet::default(),
             writes: Vec::new(),
+            gaps: RangeSet::default(),
+            is_held: false,
             resize: None,
             delivery: Delivery::new(policy.deliveries),
             sealed_since: None,
@@ -79,12 +86,8 @@ impl Content {
         record.number(self.size).number(self.cursor).number(self.freed / PAGE_BYTES).number(self.state as u64);
         self.policy.encode(record);
         self.delivery.encode(record);
-        record.number(self.charged.pieces() as u64);
-        let mut at = 0;
-        for piece in self.charged.iter() {
-            record.number((piece.start - at) / PAGE_BYTES).number((piece.end - piece.start) / PAGE_BYTES);
-            at = piece.end;
-        }
+        encode_ranges(&self.charged, PAGE_BYTES, record);
+        encode_ranges(&self.gaps, 1, record);
     }
 
     /// Reads what was encoded, which has no writers and no writes under way.
@@ -100,21 +103,13 @@ impl Content {
         };
         let policy = Policy::decode(from)?;
         let delivery = Delivery::decode(policy.deliveries, cursor, from)?;
-        let mut charged = RangeSet::default();
-        let mut at = 0;
-        for _ in 0..from.number_below(EXTENTS_MAX as u64)? {
-            let start = at + from.number_below(FILE_BYTES_MAX / PAGE_BYTES)? * PAGE_BYTES;
-            let end = start + from.number_below(FILE_BYTES_MAX / PAGE_BYTES)? * PAGE_BYTES;
-            if start >= end || end > FILE_BYTES_MAX {
-                return Err(Damaged("pages that cannot be"));
-            }
-            charged.insert(start..end);
-            at = end;
-        }
-        if cursor > size || charged.bytes_within(&(0..freed)) > 0 {
+        let charged = decode_ranges(PAGE_BYTES, from)?;
+        let gaps = decode_ranges(1, from)?;
+        let is_gap_behind = gaps.bytes_within(&(size..u64::MAX)) > 0;
+        if cursor > size || is_gap_behind || charged.bytes_within(&(0..freed)) > 0 {
             return Err(Damaged("a file that contradicts itself"));
         }
-        Ok(Content { size, cursor, freed, state, delivery, charged, ..Content::new(policy) })
+        Ok(Content { size, cursor, freed, state, delivery, charged, gaps, ..Content::new(policy) })
     }
 
     /// No write is under way any more, so nothing is behind the end. Gives the bytes of pages that are charged.
@@ -145,7 +140,7 @@ impl Content {
 
     /// Nobody writes it now, so what there is is all of it. A guest that obeys no rules closes a file while its writes are under way.
     pub fn is_complete(&self) -> bool {
-        self.state != State::Broken && self.is_idle()
+        self.state != State::Broken && !self.is_held && self.is_idle()
     }
 
     pub fn is_published(&self) -> bool {
@@ -192,9 +187,23 @@ impl Content {
         }
     }
 
+    /// A writer that the same request opens again at once: the file is not sealed.
+    pub fn suspend_writer(&mut self) {
+        self.writers = self.writers.saturating_sub(1);
+    }
+
     /// The bytes of the file are gone, so it will never be whole.
     pub fn lose(&mut self) {
         self.state = State::Broken;
+    }
+
+    /// Until [`Content::let_go`] no reader is given more of a file that may still change.
+    pub fn hold(&mut self) {
+        self.is_held = self.state == State::Open;
+    }
+
+    pub fn let_go(&mut self) {
+        self.is_held = false;
     }
 
     /// All writers have disappeared.
@@ -237,28 +246,34 @@ impl Content {
             return Err(Refusal::TooLarge);
         }
         let pages = page_floor(range.start)..page_ceil(range.end);
-        if self.charged.pieces_with(&pages) > EXTENTS_MAX {
-            return Err(Refusal::TooScattered);
-        }
         let missing = |end: u64| {
             let pages = pages.start..page_ceil(end);
             pages.end - pages.start - self.charged.bytes_within(&pages)
         };
-        let all = missing(range.end);
-        if all <= free {
-            return Ok(Room { bytes: range.end - range.start, charge: all });
-        }
-        // The longest beginning of whole pages that fits. Pages there already cost nothing, so it is found page by page.
-        let mut end = range.start;
-        while end < range.end {
-            let next = (page_floor(end) + PAGE_BYTES).min(range.end);
-            if missing(next) > free {
-                break;
+        let mut end = range.end;
+        if missing(end) > free {
+            // The longest beginning of whole pages that fits. Pages there already cost nothing, so it is found page by page.
+            end = range.start;
+            while end < range.end {
+                let next = (page_floor(end) + PAGE_BYTES).min(range.end);
+                if missing(next) > free {
+                    break;
+                }
+                end = next;
             }
-            end = next;
+            if end == range.start {
+                return Err(Refusal::Full);
+            }
         }
-        if end == range.start {
-            return Err(Refusal::Full);
+        // Of what will be written, not of what is wanted: a part may leave more pieces than the whole.
+        let gaps = match range.start > self.size {
+            true => self.gaps.pieces() + 1,
+            false => self.gaps.pieces_without(&(range.start..end)),
+        };
+        if self.charged.pieces_with(&(pages.start..page_ceil(end))) > EXTENTS_MAX
+            || (gaps > self.gaps.pieces() && gaps + self.writes.len() > EXTENTS_MAX)
+        {
+            return Err(Refusal::TooScattered);
         }
         Ok(Room { bytes: end - range.start, charge: missing(end) })
     }
@@ -275,7 +290,10 @@ impl Content {
         let Some(at) = self.writes.iter().position(|write| write == range) else { return };
         self.writes.swap_remove(at);
         if written > 0 {
-            self.size = self.size.max(range.start + written.min(range.end - range.start));
+            let done = range.start..range.start + written.min(range.end - range.start);
+            self.gaps.insert(self.size..done.start);
+            self.gaps.remove(&done);
+            self.size = self.size.max(done.end);
         }
     }
 
@@ -295,8 +313,12 @@ impl Content {
         if self.resize.is_some() || !self.writes.is_empty() {
             return Err(Refusal::Busy);
         }
+        if size > self.size && self.gaps.pieces() >= EXTENTS_MAX {
+            return Err(Refusal::TooScattered);
+        }
         self.resize = Some(size);
         self.size = self.size.min(size);
+        self.gaps.remove(&(self.size..u64::MAX));
         Ok(())
     }
 
@@ -306,6 +328,7 @@ impl Content {
         if !worked {
             return 0;
         }
+        self.gaps.insert(self.size..size);
         self.size = size;
         let behind = page_ceil(size)..u64::MAX;
         let bytes = self.charged.bytes_within(&behind);
@@ -313,19 +336,22 @@ impl Content {
         bytes
     }
 
-    /// The end of what readers may be given.
+    /// The end of what readers may be given: what is there without a gap. Gaps that are left when nobody writes the file any more
+    /// are meant to be there, and are zeros.
     pub fn sendable_end(&self) -> u64 {
-        if !self.is_published() {
+        if !self.is_published() || self.is_held {
             return self.cursor;
         }
         let undecided = self.writes.iter().map(|write| write.start).min();
-        self.size.min(undecided.unwrap_or(u64::MAX))
+        let gap = if self.is_complete() { None } else { self.gaps.first() };
+        self.size.min(undecided.unwrap_or(u64::MAX)).min(gap.map_or(u64::MAX, |gap| gap.start)).max(self.cursor)
     }
 
     /// A reader is given everything below `end`.
     pub fn send(&mut self, end: u64) {
         debug_assert!(end <= self.sendable_end());
         self.cursor = self.cursor.max(end);
+        self.gaps.remove(&(0..self.cursor));
     }
 
     /// `range` has arrived at a client.
@@ -369,5 +395,82 @@ impl Content {
         self.charged.remove(&range);
         self.freed = end;
         Some((range, bytes))
+    }
+}
+
+/// Ranges whose ends are multiples of `unit`.
+fn encode_ranges(ranges: &RangeSet, unit: u64, record: &mut Encoder) {
+    record.number(ranges.pieces() as u64);
+    let mut at = 0;
+    for piece in ranges.iter() {
+        record.number((piece.start - at) / unit).number((piece.end - piece.start) / unit);
+        at = piece.end;
+    }
+}
+
+fn decode_ranges(unit: u64, from: &mut Decoder<'_>) -> Result<RangeSet, Damaged> {
+    let mut ranges = RangeSet::default();
+    let mut at = 0;
+    for _ in 0..from.number_below(EXTENTS_MAX as u64)? {
+        let start = at + from.number_below(FILE_BYTES_MAX / unit)? * unit;
+        let end = start + from.number_below(FILE_BYTES_MAX / unit)? * unit;
+        if start >= end || end > FILE_BYTES_MAX {
+            return Err(Damaged("ranges that cannot be"));
+        }
+        ranges.insert(start..end);
+        at = end;
+    }
+    Ok(ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(content: &mut Content, range: Range<u64>) {
+        content.room(&range, u64::MAX).unwrap();
+        content.begin_write(range.clone());
+        content.complete_write(&range, range.end - range.start);
+    }
+
+    fn growing() -> Content {
+        let mut content = Content::new(Policy::default());
+        content.add_writer();
+        content
+    }
+
+    /// The guest's kernel splits a large write, and its parts come in any order.
+    #[test]
+    fn nothing_behind_a_gap_is_sent_while_somebody_writes() {
+        let mut content = growing();
+        written(&mut content, 10_000..20_000);
+        assert_eq!((content.size(), content.sendable_end()), (20_000, 0));
+        written(&mut content, 0..5_000);
+        assert_eq!(content.sendable_end(), 5_000);
+        content.send(5_000);
+        written(&mut content, 5_000..10_000);
+        assert_eq!(content.sendable_end(), 20_000);
+        content.begin_resize(30_000).unwrap();
+        content.complete_resize(true);
+        assert_eq!(content.sendable_end(), 20_000, "a program that makes room before it writes");
+        content.remove_writer();
+        assert_eq!((content.state(), content.sendable_end()), (State::Sealed, 30_000));
+    }
+
+    #[test]
+    fn a_part_of_a_write_may_leave_more_pieces_than_the_whole() {
+        let mut content = growing();
+        let page = |number: u64| number * PAGE_BYTES..(number + 1) * PAGE_BYTES;
+        for number in 0..EXTENTS_MAX as u64 {
+            written(&mut content, page(3 * number + 2));
+        }
+        let between = page(0).start..page(1).end;
+        assert_eq!(content.room(&between, u64::MAX).unwrap().bytes, 2 * PAGE_BYTES, "it fills a hole");
+        assert_eq!(content.room(&between, PAGE_BYTES), Err(Refusal::TooScattered));
+        let mut record = Encoder::default();
+        content.encode(&mut record);
+        let mut read = Content::decode(&mut Decoder(&record.0)).unwrap();
+        read.add_writer();
+        assert_eq!((read.size(), read.sendable_end()), (content.size(), 0));
     }
 }

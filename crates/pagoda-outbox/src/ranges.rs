@@ -20,6 +20,14 @@ impl RangeSet {
         self.ends.len()
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    pub fn first(&self) -> Option<Range<u64>> {
+        self.iter().next()
+    }
+
     pub fn bytes(&self) -> u64 {
         self.ends.iter().map(|(start, end)| end - start).sum()
     }
@@ -55,6 +63,9 @@ impl RangeSet {
     }
 
     pub fn remove(&mut self, range: &Range<u64>) {
+        if self.is_empty() {
+            return;
+        }
         for part in self.overlaps(range) {
             let (&start, &end) =
                 self.ends.range(..=part.start).next_back().expect("a part of the set is in a range of it");
@@ -73,6 +84,16 @@ impl RangeSet {
         let touching_before = self.ends.range(..range.start).next_back().is_some_and(|(_, end)| *end >= range.start);
         let swallowed = self.ends.range(range.start..=range.end).count();
         self.pieces() + 1 - swallowed - usize::from(touching_before)
+    }
+
+    /// How many pieces there would be without `range`, which is not empty.
+    pub fn pieces_without(&self, range: &Range<u64>) -> usize {
+        let before = self.ends.range(..range.start).next_back().filter(|(_, end)| **end > range.start);
+        let within = self.ends.range(range.start..range.end.max(range.start));
+        let left = |(start, end): (&u64, &u64)| usize::from(*start < range.start) + usize::from(*end > range.end);
+        let (touched, left) =
+            before.into_iter().chain(within).fold((0, 0), |(touched, all), piece| (touched + 1, all + left(piece)));
+        self.pieces() + left - touched
     }
 
     /// The end of what is in the set from 0 on without a hole.
@@ -114,7 +135,9 @@ mod tests {
                     set.insert(range.clone());
                     prop_assert!(length == 0 || set.pieces() == expected);
                 } else {
+                    let expected = set.pieces_without(&range);
                     set.remove(&range);
+                    prop_assert!(length == 0 || set.pieces() == expected);
                 }
                 range.for_each(|at| table[at as usize] = adds);
                 prop_assert_eq!(set.bytes(), table.iter().filter(|there| **there).count() as u64);

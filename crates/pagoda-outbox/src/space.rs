@@ -257,12 +257,32 @@ impl Space {
         self.drop_if_unused(ino);
     }
 
+    /// The process takes over from another one, some of whose writes are still to be carried out. Until [`Space::let_go`] readers get
+    /// nothing new of files that may still change, or what half a write has left would be sent for good.
+    pub fn hold(&mut self) {
+        self.all_content(Content::hold);
+    }
+
+    /// All of those writes have been carried out or have failed.
+    pub fn let_go(&mut self) {
+        self.all_content(Content::let_go);
+    }
+
+    fn all_content(&mut self, change: impl Fn(&mut Content)) {
+        for ino in self.tree.inos() {
+            if let Ok(content) = self.content_mut(ino) {
+                change(content);
+            }
+        }
+    }
+
     /// The guest has started anew, or is gone. What it was writing will never be whole: readers of it are told so, and its
     /// name goes. What it has closed stays.
     pub fn abandon(&mut self, now: Time) {
         self.noted.handles.extend(self.handles.keys());
         self.handles.clear();
         self.jobs.all_gone();
+        self.let_go();
         for ino in self.tree.inos() {
             let Ok(node) = self.tree.node_mut(ino) else { continue };
             node.handles = 0;

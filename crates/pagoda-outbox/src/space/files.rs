@@ -10,6 +10,14 @@ use crate::xattrs::XattrWrite;
 /// An entry of a directory.
 pub type NamedFile = (Box<[u8]>, Attributes);
 
+/// Why a handle goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Closed {
+    ForGood,
+    /// The request that opened the file is carried out once more, so a writer that goes now is not the last one.
+    ToOpenAgain,
+}
+
 impl Space {
     /// # Errors
     /// There is none of that name.
@@ -112,12 +120,19 @@ impl Space {
     /// # Errors
     /// There is no such handle.
     pub fn release(&mut self, id: HandleId) -> Result<(), Refusal> {
+        self.close(id, Closed::ForGood)
+    }
+
+    pub(super) fn close(&mut self, id: HandleId, closed: Closed) -> Result<(), Refusal> {
         let handle = self.handles.remove(&id).ok_or(Refusal::BadHandle)?;
         self.noted.handles.insert(id);
         let node = self.tree.node_mut(handle.ino)?;
         node.handles = node.handles.saturating_sub(1);
         if let (Access::Write, Body::File(content)) = (handle.access, &mut node.body) {
-            content.remove_writer();
+            match closed {
+                Closed::ForGood => content.remove_writer(),
+                Closed::ToOpenAgain => content.suspend_writer(),
+            }
         }
         self.drop_if_unused(handle.ino);
         Ok(())
@@ -190,7 +205,9 @@ impl Space {
         let Ok(node) = self.tree.node_mut(ino) else { return };
         if let Body::File(content) = &mut node.body {
             let bytes = content.complete_resize(worked);
-            (node.modified, node.changed) = (now, now);
+            if worked {
+                (node.modified, node.changed) = (now, now);
+            }
             self.used = self.used.checked_sub(bytes).expect("pages of a file are used");
         }
         self.drop_if_unused(ino);

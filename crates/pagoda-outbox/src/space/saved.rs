@@ -13,6 +13,7 @@ use crate::journal::batches;
 use crate::limits::{HANDLES_MAX, NAME_BYTES_MAX, NODES_MAX};
 use crate::node::{Body, Ino, Kind, Node, Owner, ROOT, Time};
 use crate::policy::Policy;
+use crate::space::files::Closed;
 use crate::space::{Access, Handle, HandleId, Space};
 use crate::tree::Tree;
 use crate::xattrs::Xattrs;
@@ -172,13 +173,14 @@ impl Space {
         files.collect()
     }
 
-    /// The request was not answered before the process ended and is answered with an error now: files that it has opened are
-    /// closed, for the guest does not know them.
-    pub fn forget_request(&mut self, request: u64) {
+    /// The request was not answered before the process ended. Files that it has opened are closed, for the guest does not know
+    /// them. If it is answered with an error now, that may be the end of the last writer and seals the file; if it is carried
+    /// out `again`, it opens the file once more.
+    pub fn forget_request(&mut self, request: u64, again: bool) {
         let opened: Vec<HandleId> =
             self.handles.iter().filter(|(_, handle)| handle.request == request).map(|(id, _)| *id).collect();
         for id in opened {
-            let _ = self.release(id);
+            let _ = self.close(id, if again { Closed::ToOpenAgain } else { Closed::ForGood });
         }
     }
 

@@ -97,7 +97,7 @@ proptest! {
 #[test]
 fn a_request_that_was_not_answered_leaves_nothing_open() {
     let mut space = sample();
-    space.forget_request(7);
+    space.forget_request(7, false);
     let dir = space.lookup(ROOT, b"dir").unwrap().ino;
     assert!(space.lookup(dir, b"grows").unwrap().is_complete);
     assert_eq!(space.lookup(dir, b"empty").unwrap().size, 0);

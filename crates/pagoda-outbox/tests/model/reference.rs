@@ -69,7 +69,17 @@ impl File {
 
     fn sendable_end(&self) -> u64 {
         let undecided = self.writes.iter().map(|write| write.start).min().unwrap_or(u64::MAX);
-        if self.is_published() { self.size.min(undecided) } else { self.sent_end }
+        match () {
+            () if !self.is_published() => self.sent_end,
+            () if self.is_complete() => self.size,
+            () => self.size.min(undecided).min(self.first_gap()),
+        }
+    }
+
+    /// Where the first byte is missing of those that are not sent yet.
+    fn first_gap(&self) -> u64 {
+        let written = self.bytes.range(self.sent_end..).map(|(at, _)| *at);
+        self.sent_end + written.zip(self.sent_end..).take_while(|(at, expected)| at == expected).count() as u64
     }
 
     fn changeable(&self, at: u64) -> Result<(), Refusal> {
