@@ -1,8 +1,16 @@
 //! The rings: requests are taken out of them, carried out by a fixed number of threads, and answered.
 //!
 //! Each request is noted in a [table](crate::inflight) that outlives this process. If it takes over from another one, what that
-//! one has left is answered first. What has the same effect when it is done twice is done again, once; all else gets EIO. A
-//! guest that puts requests into its ring faster than they are carried out has no more of them taken than a ring has heads.
+//! one has left is answered first. What has the same effect when it is done twice is done again, once; what cannot harm is done
+//! [always]; all else gets EIO. A guest that puts requests into its ring faster than they are carried out has no more of them taken than a
+//! ring has heads.
+//!
+//! A ring that was stopped (it is not *ready* any more) has nothing taken out of it, and its memory is written only by requests that have a
+//! mark in the table. The keeper waits for these, or ends this process, before QEMU hears that the ring has stopped.
+
+mod always;
+#[cfg(test)]
+mod tests;
 
 use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,7 +25,7 @@ use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
 use virtiofsd::descriptor_utils::{Reader, Writer};
 use virtiofsd::fuse::{InHeader, Opcode, OutHeader};
 use virtiofsd::server::Server;
-use vm_memory::{ByteValued, GuestAddressSpace, GuestMemory, GuestMemoryAtomic, GuestMemoryLoadGuard};
+use vm_memory::{GuestAddressSpace, GuestMemory, GuestMemoryAtomic, GuestMemoryLoadGuard};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier};
 
@@ -102,7 +110,7 @@ impl Backend {
     /// # Errors
     /// Threads cannot be started.
     pub fn start(outbox: &Arc<Outbox>, table: Table) -> io::Result<Backend> {
-        let had_left: [bool; RINGS] = std::array::from_fn(|ring| table.has_left(ring));
+        let had_left: [bool; RINGS] = std::array::from_fn(|ring| table.is_busy(ring));
         let left = had_left.iter().filter(|had| **had).count();
         let requests = Arc::new(Requests {
             files: Server::new(GuestFiles(Arc::clone(outbox))),
@@ -140,12 +148,14 @@ impl Backend {
         self.tasks.send(task).expect("the threads run as long as the process does");
     }
 
-    /// Takes out of a ring what there is.
-    fn take(&self, ring: usize, vring: &Vring, memory: &Atomic) {
+    /// Takes out of a ring what there is. Gives how many there were.
+    fn take(&self, ring: usize, vring: &Vring, memory: &Atomic) -> usize {
+        let mut taken = 0;
         loop {
             let mut state = vring.get_mut();
             let popped = state.get_queue_mut().iter(memory.memory()).ok().and_then(|mut there| there.next());
-            let Some(chain) = popped else { return };
+            let Some(chain) = popped else { return taken };
+            taken += 1;
             let head = chain.head_index();
             match self.requests.table.take(ring, head) {
                 Some(request) => {
@@ -157,6 +167,13 @@ impl Backend {
             }
         }
     }
+}
+
+/// Whether there is more in a ring; if not, the guest is to notify of the next. Nothing is written into a ring that was stopped.
+fn has_more(vring: &Vring) -> bool {
+    // Under one lock: whoever stops the ring waits for it.
+    let mut state = vring.get_mut();
+    state.get_queue().ready() && state.enable_notification().unwrap_or(false)
 }
 
 fn carry_out(requests: &Requests, waiting: &Mutex<Receiver<Task>>) {
@@ -180,16 +197,16 @@ fn carry_out(requests: &Requests, waiting: &Mutex<Receiver<Task>>) {
 /// Whether a request may be carried out again, without it being known how far it has come.
 fn may_be_done_again(opcode: Opcode) -> bool {
     use Opcode::{
-        Access, BatchForget, Destroy, Flush, Forget, Fsync, Fsyncdir, Getattr, Getxattr, Init, Listxattr, Lookup,
-        Lseek, Open, Opendir, Read, Readdir, Readdirplus, Release, Releasedir, Setattr, Statfs, Syncfs, Write,
+        Access, Getattr, Getxattr, Init, Listxattr, Lookup, Lseek, Open, Opendir, Read, Readdir, Readdirplus, Setattr,
+        Statfs, Write,
     };
     match opcode {
         Lookup | Getattr | Read | Statfs | Getxattr | Listxattr | Opendir | Readdir | Readdirplus | Access | Lseek => {
             true
         }
-        Forget | BatchForget | Flush | Fsync | Fsyncdir | Syncfs | Init | Destroy | Releasedir => true,
-        // The same bytes at the same place; the same size and mode; a handle that is gone stays gone.
-        Write | Setattr | Release => true,
+        Init => true,
+        // The same bytes at the same place; the same size and mode.
+        Write | Setattr => true,
         // What it has opened was closed before.
         Open => true,
         _ => false,
@@ -218,6 +235,11 @@ impl Requests {
         let mut reader = Reader::new(memory, chain.clone()).map_err(io::Error::other)?;
         let whole = reader.clone();
         let writer = Writer::new(memory, chain).map_err(io::Error::other)?;
+        // Whatever it says, and it may say something else a moment later: only FORGET wants no answer, and it has no effect. The
+        // library panics over some of these.
+        if writer.available_bytes() < size_of::<OutHeader>() {
+            return Ok(0);
+        }
         let header: InHeader = reader.read_obj()?;
         match Opcode::try_from(header.opcode) {
             Ok(Opcode::Write) => {
@@ -244,30 +266,32 @@ impl Requests {
             let state = vring.get_ref();
             (state.get_queue().desc_table(), state.get_queue().size())
         };
-        let is_repeated = |ring: &mut OwnRing| -> io::Result<bool> {
+        let opcode_of = |ring: &mut OwnRing| -> io::Result<Opcode> {
             let mut reader: Reader<'_> = Reader::new(memory, ring.request()?).map_err(io::Error::other)?;
             let header: InHeader = reader.read_obj()?;
-            let opcode = Opcode::try_from(header.opcode).map_err(|_| io::Error::from(ErrorKind::InvalidData))?;
-            Ok(may_be_done_again(opcode) && !left.is_again)
+            Opcode::try_from(header.opcode).map_err(|_| ErrorKind::InvalidData.into())
         };
         let mut ring = parts(memory, table, size, left.head).and_then(|parts| OwnRing::new(&parts));
-        let repeats = ring.as_mut().ok().is_some_and(|ring| is_repeated(ring).unwrap_or(false));
+        let opcode = ring.as_mut().ok().and_then(|ring| opcode_of(ring).ok());
+        let repeats = !left.is_again && opcode.is_some_and(may_be_done_again);
         // The guest was given nothing of what it has opened.
         self.outbox.forget_request(left.request.number(), repeats);
         let mut ring = ring?;
         let chain = ring.request()?;
+        let mut reader: Reader<'_> = Reader::new(memory, chain.clone()).map_err(io::Error::other)?;
+        let header: InHeader = reader.read_obj()?;
+        let opcode = Opcode::try_from(header.opcode).map_err(|_| io::Error::from(ErrorKind::InvalidData))?;
+        if let Some(done) = always::carry_out(&self.outbox, opcode, &header, &mut reader) {
+            return always::answer(Writer::new(memory, chain).map_err(io::Error::other)?, &header, done);
+        }
         if repeats {
             self.table.note_again(left.head, left.request);
             let again = Again::Yes { done: left.done };
             let carried = Carried { head: left.head, request: left.request, again, undecided: Some(undecided) };
             return self.answer(memory, chain, carried);
         }
-        let mut reader: Reader<'_> = Reader::new(memory, chain.clone()).map_err(io::Error::other)?;
-        let header: InHeader = reader.read_obj()?;
-        let mut writer: Writer<'_> = Writer::new(memory, chain).map_err(io::Error::other)?;
-        let answer = OutHeader { len: size_of::<OutHeader>() as u32, error: -libc::EIO, unique: header.unique };
-        io::Write::write_all(&mut writer, answer.as_slice())?;
-        Ok(size_of::<OutHeader>())
+        let unknown = Err(io::Error::from_raw_os_error(libc::EIO));
+        always::answer(Writer::new(memory, chain).map_err(io::Error::other)?, &header, unknown)
     }
 
     fn complete(&self, vring: &Vring, head: u16, request: Request, bytes: usize) {
@@ -346,13 +370,15 @@ impl VhostUserBackend for Backend {
             self.take(ring, vring, &memory);
             return Ok(());
         }
-        // The queue looks at the index once, so what comes meanwhile is looked for until there is nothing.
-        loop {
-            let _ = vring.disable_notification();
-            self.take(ring, vring, &memory);
-            if !vring.enable_notification().unwrap_or(false) {
-                return Ok(());
+        // The queue looks at the index once, so what comes meanwhile is looked for until there is nothing. A ring that says that
+        // there is more and gives nothing was stopped, or has an index that no driver gives it: it is looked at when it is kicked.
+        let mut is_first = true;
+        while self.take(ring, vring, &memory) > 0 || is_first {
+            if !has_more(vring) {
+                break;
             }
+            is_first = false;
         }
+        Ok(())
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Between QEMU and here is the keeper, which says again what QEMU has said if this process takes over from another one. If
 //! QEMU goes, what the guest was writing will never be whole, and readers of it are told so. What it has closed is still
-//! delivered.
+//! delivered. Writes that wait then end, and their answers go into memory that is nobody's any more: QEMU's process has ended. If the
+//! keeper parts with a QEMU that is there, it has ended this process before.
 
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::outbox::Outbox;
 
 /// Has readers get nothing of files that may still change until the guest's requests are carried out that another process has left.
 pub fn hold(outbox: &Outbox, table: &Table) {
-    if (0..RINGS).any(|ring| table.has_left(ring)) {
+    if (0..RINGS).any(|ring| table.is_busy(ring)) {
         outbox.space().hold();
     }
 }

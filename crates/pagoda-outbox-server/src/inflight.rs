@@ -3,6 +3,8 @@
 //! The next process answers exactly these. The rings themselves do not say it: a request that waits for long has been
 //! overwritten in the ring of available ones meanwhile. Each change is a few stores in an order, and whatever the last of them
 //! was when the process was killed, [`Table::recover`] finds each request once. Whoever pops or completes holds the ring's lock.
+//!
+//! The keeper looks at it as well: while a ring has no request here, nothing is written into the guest's memory for it.
 
 use std::fs::File;
 use std::io;
@@ -149,18 +151,34 @@ impl Table {
         }
     }
 
-    /// Whether another process may have left requests of this ring.
-    pub fn has_left(&self, ring: usize) -> bool {
-        (0..HEADS_MAX).any(|head| self.mark(ring, head).load(Ordering::SeqCst) != 0)
-    }
-
     /// It is carried out once more.
     pub fn note_again(&self, head: u16, request: Request) {
         Self::store(self.mark(request.ring, head), request.taken | IS_AGAIN);
     }
 
+    /// Whether a request of this ring was taken and is not answered yet. If there is none, and none is taken any more, nothing more is
+    /// written into the guest's memory for this ring: a mark goes after all that was written for its request.
+    pub fn is_busy(&self, ring: usize) -> bool {
+        (0..HEADS_MAX).any(|head| self.mark(ring, head).load(Ordering::SeqCst) != 0)
+    }
+
+    /// The process was ended on purpose, so no request that it carried out again is to blame for its end.
+    pub fn forgive(&self) {
+        for mark in (0..RINGS).flat_map(|ring| (0..HEADS_MAX).map(move |head| self.mark(ring, head))) {
+            let value = mark.load(Ordering::SeqCst);
+            if value & IS_AGAIN != 0 {
+                Self::store(mark, value & !IS_AGAIN);
+            }
+        }
+    }
+
     /// What another process has left, oldest first. `used` is the used ring's index.
     pub fn recover(&self, ring: usize, used: u16) -> Vec<InFlight> {
+        if self.next_index(ring) == 0 && used == 0 {
+            // Both begin at 0, and a ring that has gone round lacks an answer for each request in flight. So this one is new, and
+            // what was left is of a ring that stopped at the very index at which this one begins.
+            (0..HEADS_MAX).for_each(|head| Self::store(self.mark(ring, head), 0));
+        }
         let completing = self.load(ring, COMPLETING);
         let head = (completing >> 16) as u16;
         if completing & IS_COMPLETING != 0 && completing as u16 != used && head < HEADS_MAX {
@@ -339,11 +357,29 @@ mod tests {
         assert_eq!(table.recover(1, 0).len(), 1, "it goes on");
         table.note_again(3, request);
         assert!(table.recover(1, 0)[0].is_again);
+        table.forgive();
+        assert!(!table.recover(1, 0)[0].is_again);
+        assert_eq!((table.is_busy(0), table.is_busy(1)), (false, true));
         table.begin(1, 0);
+        assert!(!table.is_busy(1));
         assert_eq!((table.next_index(1), table.recover(1, 0).len()), (0, 0));
         assert!(!table.complete(3, request, 0, || panic!("an answer of before")));
         let next = table.take(1, 3).unwrap();
         assert!(next.number() > request.number());
         assert_eq!(table.next_index(1), 1);
+        assert!(table.complete(3, next, 0, || assert!(table.is_busy(1), "its answer is not written yet")));
+        assert!(!table.is_busy(1), "it was answered");
+    }
+
+    #[test]
+    fn a_ring_that_begins_where_another_one_stopped_is_told_from_it() {
+        let table = Table::map(memory()).unwrap();
+        for (used, left) in [(65535, 1), (0, 0)] {
+            table.begin(0, 65535);
+            table.take(0, 7).unwrap();
+            table.begin(0, 0);
+            assert_eq!(table.recover(0, used).len(), left, "its used ring is at {used}");
+            assert_eq!(table.is_busy(0), left > 0);
+        }
     }
 }

@@ -12,12 +12,16 @@
 //!
 //! When a worker is killed, the guest's requests wait until the next one has taken over, a few milliseconds later. If the keeper
 //! is killed, the worker goes with it, and so do all files: then QEMU's connection is closed for good.
+//!
+//! When QEMU stops a ring, the guest's memory that it was made of, and that its requests name, may be anything else from then on: see
+//! [`stop`].
 
 pub mod line;
 mod message;
 mod session;
+mod stop;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -34,8 +38,8 @@ use rustix::fs::MemfdFlags;
 
 use self::line::{Line, Told};
 use self::message::{Message, kind, receive, send};
-use self::session::{Session, ring_of};
-use crate::inflight::{TABLE_BYTES, Table};
+use self::session::{Session, begun, ring_of};
+use crate::inflight::{RINGS, TABLE_BYTES, Table};
 use crate::left::Left;
 
 /// Memories that a worker may have kept: those of files, and of some that went a moment ago.
@@ -83,6 +87,10 @@ struct Worker {
     /// `None`: QEMU has gone, and it knows.
     vhost: Option<UnixStream>,
     began: Instant,
+    /// Rings that are woken when it has answered a question of ours, each: by then it has heard what was said before.
+    woken: VecDeque<usize>,
+    /// The keeper has ended it, over no request.
+    is_stopped: bool,
 }
 
 /// QEMU's side.
@@ -99,6 +107,8 @@ enum Ended {
     /// It has done all there was to do.
     Done,
     Killed,
+    /// By the keeper, over no request.
+    Stopped,
 }
 
 /// Memory that outlives the process that made it.
@@ -127,8 +137,10 @@ pub fn keep(vmm: UnixListener, host: &Host, work: impl Fn(Start) -> i32) -> Resu
     let mut pause = Duration::ZERO;
     loop {
         let mut worker = keeper.start(&work).context("start the process that serves")?;
-        if matches!(keeper.serve(&mut worker)?, Ended::Done) {
-            return Ok(());
+        match keeper.serve(&mut worker)? {
+            Ended::Done => return Ok(()),
+            Ended::Stopped => continue,
+            Ended::Killed => {}
         }
         eprintln!("pagoda-outbox: the process that serves has ended and is started again");
         pause = match worker.began.elapsed() {
@@ -160,7 +172,8 @@ impl Keeper<'_> {
             None => (None, None),
         };
         if let Some(child) = fork().context("fork")? {
-            return Ok(Worker { child, line, vhost, began: Instant::now() });
+            let (woken, is_stopped) = (VecDeque::new(), false);
+            return Ok(Worker { child, line, vhost, began: Instant::now(), woken, is_stopped });
         }
         // What is not needed is closed, or nobody would see its other end go.
         drop((line, vhost, self.vmm.take()));
@@ -176,6 +189,8 @@ impl Keeper<'_> {
             Ok(false) => worker.child.kill(),
             Err(error) => {
                 eprintln!("pagoda-outbox: {error:#}");
+                // QEMU is there, and may give the guest's memory another use.
+                worker.end_now()?;
                 self.part(worker);
             }
         }
@@ -188,10 +203,10 @@ impl Keeper<'_> {
                 // It is about to end, or has to: its files' memory would not be kept.
                 worker.child.kill();
             }
-            if ready.worker && !self.pass_answer(worker) {
+            if ready.worker && !self.pass_answer(worker)? {
                 worker.vhost = None;
             }
-            if ready.vmm && !self.pass_message(worker) {
+            if ready.vmm && !self.pass_message(worker)? {
                 self.part(worker);
             }
         }
@@ -227,10 +242,8 @@ impl Keeper<'_> {
                 return Ok(false);
             }
         }
-        for kick in vmm.session.kicks() {
-            // An eventfd that cannot take more is one that is being looked at.
-            let _ = rustix::io::write(kick, &1_u64.to_ne_bytes());
-        }
+        // It hears how to tell the guest of answers before it hears that it may look at a ring.
+        (0..RINGS).for_each(|ring| vmm.session.wake(ring));
         match &mut vmm.asked {
             Some((_, tries)) if *tries >= TRIES_MAX => bail!("the VMM says what nobody can answer"),
             Some((message, tries)) => {
@@ -250,32 +263,48 @@ impl Keeper<'_> {
     }
 
     /// From the worker to QEMU. Whether the worker is there.
-    fn pass_answer(&mut self, worker: &Worker) -> bool {
-        let (Some(vhost), Some(vmm)) = (&worker.vhost, &mut self.vmm) else { return false };
-        let Ok(Some(answer)) = receive(vhost) else { return false };
+    fn pass_answer(&mut self, worker: &mut Worker) -> Result<bool> {
+        let (Some(vhost), Some(vmm)) = (&worker.vhost, &mut self.vmm) else { return Ok(false) };
+        let Ok(Some(answer)) = receive(vhost) else { return Ok(false) };
+        if let Some(ring) = worker.woken.pop_front() {
+            vmm.session.wake(ring);
+            return Ok(true);
+        }
         if let Some((message, _)) = vmm.asked.take() {
             // Not zero: it was refused.
             let is_refused = message.flags & message::NEED_REPLY != 0 && answer.word(0) != 0;
-            if message.kind == kind::GET_VRING_BASE || !is_refused {
+            let (stopped, begun) = (stop::stopped(&message), begun(&message));
+            if stopped.is_some() || !is_refused {
                 vmm.session.note(message);
+            }
+            if let Some(ring) = stopped {
+                self.kept.settle(worker, ring)?;
+            }
+            if let Some(ring) = begun {
+                vmm.session.wake(ring);
             }
         }
         // If QEMU is gone, that is seen on its own socket.
         let _ = send(&vmm.socket, &answer);
-        true
+        Ok(true)
     }
 
     /// From QEMU to the worker. Whether QEMU is there.
-    fn pass_message(&mut self, worker: &Worker) -> bool {
-        let Some(vmm) = &mut self.vmm else { return false };
+    fn pass_message(&mut self, worker: &mut Worker) -> Result<bool> {
+        let Some(vmm) = &mut self.vmm else { return Ok(false) };
         let message = match receive(&vmm.socket) {
-            Ok(Some(message)) => message,
-            Ok(None) => return false,
-            Err(error) => {
-                eprintln!("pagoda-outbox: hear the VMM: {error}");
-                return false;
+            Ok(Some(message)) if !stop::is_unknown(&message) => message,
+            Ok(None) => return Ok(false),
+            said => {
+                let said = said.map(|said| said.map(|said| said.kind));
+                eprintln!("pagoda-outbox: the VMM says what is not known: {said:?}");
+                worker.end_now()?;
+                return Ok(false);
             }
         };
+        if stop::changes_a_running_ring(&message, &vmm.session) {
+            worker.end_now()?;
+        }
         if message.kind == kind::SET_VRING_BASE
             && let Some(ring) = ring_of(&message)
         {
@@ -285,10 +314,18 @@ impl Keeper<'_> {
         let _ = worker.vhost.as_ref().map(|vhost| send(vhost, &message));
         if message.has_answer() {
             vmm.asked = Some((message, 1));
-        } else {
-            vmm.session.note(message);
+            return Ok(true);
         }
-        true
+        let begun = begun(&message);
+        vmm.session.note(message);
+        // What it does about a ring before it has heard this, it may tell nobody of. If QEMU does not wait for what it has asked, it gets
+        // its answers in their order all the same.
+        if let (Some(ring), Some(vhost), None) = (begun, &worker.vhost, &vmm.asked)
+            && send(vhost, &Message::ask(kind::GET_FEATURES)).is_ok()
+        {
+            worker.woken.push_back(ring);
+        }
+        Ok(true)
     }
 
     /// What it has said before its end is heard.
@@ -298,6 +335,10 @@ impl Keeper<'_> {
             && self.kept.hear(worker)?
         {}
         let is_done = worker.child.wait().context("hear how the process that serves has ended")?;
+        if worker.is_stopped {
+            self.kept.table.forgive();
+            return Ok(Ended::Stopped);
+        }
         Ok(if is_done && self.vmm.is_none() { Ended::Done } else { Ended::Killed })
     }
 }

@@ -1,5 +1,6 @@
-//! How the process that serves hands files' memory to the one that keeps it: a packet with the file's number, and its memory
-//! beside it, or none when the file is gone.
+//! How the process that serves hands files' memory to the one that keeps it: a packet with what to do and the file's number, and its
+//! memory beside it unless the file is gone. The packet says which of the two it is: the kernel drops a descriptor for which the receiver has
+//! no room, and delivers the rest.
 //!
 //! What was sent arrives, also if the sender has been killed since.
 
@@ -13,6 +14,11 @@ use rustix::net::{
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
+/// What to do, and the file's number.
+const PACKET_BYTES: usize = 9;
+const KEEP: u8 = 1;
+const FORGET: u8 = 2;
+
 #[derive(Debug)]
 pub struct Line(OwnedFd);
 
@@ -22,7 +28,7 @@ pub enum Told {
     Keep(Ino, OwnedFd),
     /// Nothing of it is needed any more.
     Forget(Ino),
-    /// The process has ended, or says something else.
+    /// The process has ended, or says something else; or memory came that there is no descriptor for.
     Ended,
 }
 
@@ -34,27 +40,28 @@ impl Line {
     }
 
     pub fn keep(&self, ino: Ino, memory: BorrowedFd<'_>) -> io::Result<()> {
-        self.send(ino, &[memory])
+        self.send(KEEP, ino, &[memory])
     }
 
     pub fn forget(&self, ino: Ino) -> io::Result<()> {
-        self.send(ino, &[])
+        self.send(FORGET, ino, &[])
     }
 
-    fn send(&self, ino: Ino, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    fn send(&self, what: u8, ino: Ino, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut beside = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let bytes = ino.0.to_le_bytes();
+        let [n0, n1, n2, n3, n4, n5, n6, n7] = ino.0.to_le_bytes();
+        let bytes: [u8; PACKET_BYTES] = [what, n0, n1, n2, n3, n4, n5, n6, n7];
         rustix::io::retry_on_intr(|| sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut beside, SendFlags::NOSIGNAL))?;
         Ok(())
     }
 
     /// Waits for the next packet.
     pub fn hear(&self) -> io::Result<Told> {
-        let mut bytes = [0; 8];
+        let mut bytes = [0; PACKET_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -68,11 +75,13 @@ impl Line {
             RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
             _ => None,
         });
-        let ino = Ino(u64::from_le_bytes(bytes));
-        Ok(match fd {
-            _ if count != bytes.len() => Told::Ended,
-            Some(memory) => Told::Keep(ino, memory),
-            None => Told::Forget(ino),
+        let [what, number @ ..] = bytes;
+        let ino = Ino(u64::from_le_bytes(number));
+        Ok(match (what, fd) {
+            _ if count != PACKET_BYTES => Told::Ended,
+            (KEEP, Some(memory)) => Told::Keep(ino, memory),
+            (FORGET, None) => Told::Forget(ino),
+            _ => Told::Ended,
         })
     }
 }
@@ -103,6 +112,14 @@ mod tests {
         File::from(kept).read_exact_at(&mut bytes, 0).unwrap();
         assert_eq!(&bytes, b"bytes");
         assert!(matches!(keeps.hear().unwrap(), Told::Forget(Ino(7))));
+        assert!(matches!(keeps.hear().unwrap(), Told::Ended));
+    }
+
+    #[test]
+    fn memory_that_did_not_come_is_not_forgotten() {
+        let (serves, keeps) = Line::pair().unwrap();
+        // As the kernel delivers it to a process that may have no more descriptors.
+        serves.send(KEEP, Ino(7), &[]).unwrap();
         assert!(matches!(keeps.hear().unwrap(), Told::Ended));
     }
 }

@@ -16,6 +16,8 @@ const HEADER_BYTES: usize = 12;
 /// As the library that answers has it.
 const PAYLOAD_BYTES_MAX: usize = 0x1000;
 const DESCRIPTORS_MAX: usize = 32;
+/// Of the flags: the protocol's version.
+const VERSION: u32 = 1;
 /// Of the flags: the other side is to answer in any case.
 pub const NEED_REPLY: u32 = 1 << 3;
 
@@ -24,6 +26,7 @@ pub mod kind {
     pub const GET_FEATURES: u32 = 1;
     pub const SET_FEATURES: u32 = 2;
     pub const SET_OWNER: u32 = 3;
+    pub const RESET_OWNER: u32 = 4;
     pub const SET_MEM_TABLE: u32 = 5;
     pub const SET_VRING_NUM: u32 = 8;
     pub const SET_VRING_ADDR: u32 = 9;
@@ -36,6 +39,7 @@ pub mod kind {
     pub const SET_PROTOCOL_FEATURES: u32 = 16;
     pub const GET_QUEUE_NUM: u32 = 17;
     pub const SET_VRING_ENABLE: u32 = 18;
+    pub const RESET_DEVICE: u32 = 34;
     pub const GET_MAX_MEM_SLOTS: u32 = 36;
     pub const ADD_MEM_REG: u32 = 37;
     pub const REM_MEM_REG: u32 = 38;
@@ -50,6 +54,11 @@ pub struct Message {
 }
 
 impl Message {
+    /// A question without anything else.
+    pub fn ask(kind: u32) -> Message {
+        Message { kind, flags: VERSION, payload: Vec::new(), fds: Vec::new() }
+    }
+
     /// Whether the other side answers it.
     pub fn has_answer(&self) -> bool {
         let asks = [

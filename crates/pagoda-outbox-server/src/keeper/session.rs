@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
 
 use super::message::{Message, kind};
 use crate::inflight::RINGS;
@@ -43,6 +42,16 @@ pub fn ring_of(message: &Message) -> Option<usize> {
         _ => message.word(0),
     };
     usize::try_from(ring).ok().filter(|ring| *ring < RINGS)
+}
+
+/// The ring that may have begun, or may have got another way to tell the guest of answers, by this message.
+pub fn begun(message: &Message) -> Option<usize> {
+    let begins = match message.kind {
+        kind::SET_VRING_KICK | kind::SET_VRING_CALL => true,
+        kind::SET_VRING_ENABLE => message.word(4) != 0,
+        _ => false,
+    };
+    begins.then(|| ring_of(message)).flatten()
 }
 
 impl Session {
@@ -95,9 +104,19 @@ impl Session {
         told.into_iter().collect()
     }
 
-    /// What has to be written to, so that rings are looked at without the guest's doing.
-    pub fn kicks(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.rings.iter().filter_map(|ring| ring.get(&kind::SET_VRING_KICK)?.fds.first())
+    /// Whether requests are taken out of a ring.
+    pub fn is_running(&self, ring: usize) -> bool {
+        self.rings[ring].contains_key(&kind::SET_VRING_KICK)
+    }
+
+    /// Has the worker look at a ring without the guest's doing, and the guest at what was answered in it while nobody could tell it.
+    pub fn wake(&self, ring: usize) {
+        for kind in [kind::SET_VRING_KICK, kind::SET_VRING_CALL] {
+            if let Some(event) = self.rings[ring].get(&kind).and_then(|message| message.fds.first()) {
+                // An eventfd that cannot take more is one that is being looked at.
+                let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
+            }
+        }
     }
 }
 
@@ -132,6 +151,32 @@ mod tests {
         assert_eq!((told[3].word(0), told[3].word(4)), (1, 41), "where the ring is now");
         session.note(message(kind::GET_VRING_BASE, &[1]));
         assert!(!kinds(&session).contains(&kind::SET_VRING_KICK), "the ring was stopped");
+    }
+
+    #[test]
+    fn a_ring_that_begins_is_looked_at_by_both_sides() {
+        let mut session = Session::default();
+        let event = || rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        let (kick, call) = (event(), event());
+        let is_written = |event: &std::os::fd::OwnedFd| rustix::io::read(event, &mut [0; 8]).is_ok();
+        session.wake(1);
+        for (kind, event) in [(kind::SET_VRING_KICK, &kick), (kind::SET_VRING_CALL, &call)] {
+            let message = Message { fds: vec![event.try_clone().unwrap()], ..message(kind, &[1, 0]) };
+            assert_eq!(begun(&message), Some(1));
+            session.note(message);
+        }
+        assert_eq!((session.is_running(0), session.is_running(1)), (false, true));
+        session.wake(0);
+        assert!(!is_written(&kick) && !is_written(&call), "another ring's");
+        session.wake(1);
+        assert!(is_written(&kick) && is_written(&call));
+        assert_eq!(begun(&message(kind::SET_VRING_ENABLE, &[1, 1])), Some(1));
+        for other in [message(kind::SET_VRING_ENABLE, &[1, 0]), message(kind::GET_VRING_BASE, &[1])] {
+            assert_eq!(begun(&other), None);
+        }
+        session.note(message(kind::GET_VRING_BASE, &[1]));
+        session.wake(1);
+        assert!(!session.is_running(1) && !is_written(&kick), "it was stopped");
     }
 
     #[test]

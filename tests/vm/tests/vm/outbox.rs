@@ -1,5 +1,6 @@
 //! Outboxes: a guest writes files with unmodified programs, and the host sends them by HTTP.
 
+mod rings;
 mod size;
 mod survival;
 

@@ -10,14 +10,14 @@ const KILLS: usize = 5;
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// The process that serves: the one child of the outbox's.
-fn worker(keeper: u32) -> Result<Option<u32>> {
+pub fn worker(keeper: u32) -> Result<Option<u32>> {
     let children =
         fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).context("the outbox's children")?;
     Ok(children.split_whitespace().next().and_then(|pid| pid.parse().ok()))
 }
 
 /// Kills it and waits until another one is there.
-fn kill_worker(keeper: u32) -> Result<()> {
+pub fn kill_worker(keeper: u32) -> Result<()> {
     let killed = wait::until("a process that serves", wait::HANG, || worker(keeper))?;
     let pid = Pid::from_raw(killed.cast_signed()).context("no process")?;
     kill_process(pid, Signal::KILL).context("kill the process that serves")?;
@@ -26,7 +26,7 @@ fn kill_worker(keeper: u32) -> Result<()> {
 }
 
 /// Waits until the process that serves now says that a write waits for room.
-fn wait_for_waiting_write(daemon: &Daemon) -> Result<()> {
+pub fn wait_for_waiting_write(daemon: &Daemon) -> Result<()> {
     let since = Instant::now();
     wait_outbox(daemon, "a write that waits", |outbox| {
         outbox.figures.is_some_and(|figures| {
