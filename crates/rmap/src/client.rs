@@ -86,7 +86,7 @@ use std::time::Duration;
 use crate::control::{ControlReply, ControlRequest, QuestionId};
 use crate::crypto::Entropy;
 use crate::crypto::entropy::SharedEntropy;
-use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, Time, content_of};
+use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, SlabSize, Time, content_of};
 
 pub use config::{ClientConfig, Fault};
 pub use exchange::WINDOW_MAX;
@@ -132,6 +132,7 @@ pub struct Client {
     peers: Peers,
     returns: List<PeerIndex, Returns>,
     spaces: List<SpaceIndex, Space>,
+    size: SlabSize,
     exchanges: Exchanges,
     ops: Ops,
     read_queue: ReadQueue,
@@ -159,15 +160,17 @@ pub struct Client {
 impl Client {
     pub fn new(config: ClientConfig, entropy: Box<dyn Entropy>) -> Client {
         let entropy = SharedEntropy::new(entropy);
-        let tables = Tables::new(config.slab_size);
+        let size = config.slab_size;
+        let tables = Tables::new(size);
         let exchanges = Exchanges::new(config.questions_max);
-        let ops = Ops::new(config.slab_size, config.error_after.is_some());
+        let ops = Ops::new(size, config.error_after.is_some());
         Client {
             config,
             peers: Peers::new(entropy.clone()),
             entropy,
             returns: List::default(),
             spaces: List::default(),
+            size,
             exchanges,
             ops,
             read_queue: ReadQueue::default(),
@@ -349,7 +352,7 @@ impl Client {
     }
 
     fn slab_of(&self, page: PageNo) -> Option<SlabNo> {
-        self.config.slab_size.slab(page)
+        self.size.slab(page)
     }
 
     /// A request to one server; waits in its queue until it may be sent.

@@ -56,11 +56,11 @@ impl Client {
         if !is_owned || generation > Generation::MAX {
             return Err(ClientError::Generation { generation: generation.0 });
         }
-        let max = (SPACE_SLABS_MAX * self.config.slab_size.pages()) as u64;
+        let max = (SPACE_SLABS_MAX * self.size.pages()) as u64;
         if spec.pages == 0 || spec.pages > max {
             return Err(ClientError::Size { pages: spec.pages, max });
         }
-        let slabs = spec.pages.div_ceil(self.config.slab_size.pages() as u64);
+        let slabs = spec.pages.div_ceil(self.size.pages() as u64);
         if spec.reserve as u64 > slabs {
             return Err(ClientError::Reserve { slabs: spec.reserve, max: slabs });
         }
@@ -70,7 +70,7 @@ impl Client {
             }
         }
         let key = SpaceKey::new(&spec.key, spec.id);
-        let opened = Space::new(spec, key, (generation, self.new_owner()), tenure, self.config.slab_size, map);
+        let opened = Space::new(spec, key, (generation, self.new_owner()), tenure, self.size, map);
         self.parity.cold.open(if tenure == Tenure::Owner { opened.layout.groups } else { 0 });
         let space = self.spaces.push(opened);
         if tenure == Tenure::Follower {

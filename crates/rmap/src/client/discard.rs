@@ -30,7 +30,7 @@ impl Client {
     }
 
     pub(super) fn begin_discard(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let size = self.config.slab_size;
+        let size = self.size;
         let Some(state) = self.spaces[space].slabs.get(slab) else { return false };
         let owned = self.spaces[space].tenure == Tenure::Owner && !self.spaces[space].is_taken;
         if !matches!(state.phase, Phase::Open) || state.pending.is_some() || !owned {

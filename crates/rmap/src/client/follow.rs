@@ -49,12 +49,12 @@ pub struct Following {
     /// When reads are tried again that no copy answered.
     retry_at: Option<Time>,
     pause: Duration,
-    parity: List<GroupIndex, Parity>,
+    parity: List<GroupIndex, GroupParity>,
 }
 
 /// Whether a group has parity: then one of its slabs may have no copy, and not be lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Parity {
+enum GroupParity {
     #[default]
     None,
     There,
@@ -63,7 +63,7 @@ enum Parity {
 
 impl Following {
     pub fn new(groups: usize) -> Following {
-        Following { parity: (0..groups).map(|_| Parity::None).collect(), ..Following::default() }
+        Following { parity: (0..groups).map(|_| GroupParity::None).collect(), ..Following::default() }
     }
 }
 

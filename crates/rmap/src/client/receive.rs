@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::exchange::{Exchange, ExchangeId, Role};
+use super::exchange::{Answer, Exchange, ExchangeId, Role};
 use super::ops::{self, Kind};
 use super::peer::{Accepted, LoadChange};
 use super::{Client, Fault};
@@ -206,8 +206,9 @@ impl Client {
         payload: &[u8],
     ) {
         let Exchange { role, peer, space, page, .. } = *exchange;
+        let answer = Answer { status, version, payload };
         if self.is_followed(space) {
-            return self.follow_answered(exchange, status, version, payload);
+            return self.follow_answered(exchange, answer);
         }
         let Some(slab) = self.slab_of(page) else { return };
         let is_news = status == Status::StaleGeneration && role != Role::Release;
@@ -231,17 +232,17 @@ impl Client {
         match role {
             Role::Fence => self.fence_answered(space, peer, status),
             Role::Grant => self.grant_answered(space, slab, peer, exchange.version, status),
-            Role::Versions => self.versions_answered(space, page, peer, (status, version), payload),
-            Role::Admit { .. } => self.admit_answered(now, space, slab, status),
-            Role::Order => self.order_answered(now, space, slab, status, version),
-            Role::Listed => self.listed_answered(space, page, (status, version), payload),
+            Role::Versions => self.versions_answered(space, page, peer, answer),
+            Role::Admit { .. } => self.admit_answered(now, (space, slab), status),
+            Role::Order => self.order_answered(now, (space, slab), (status, version)),
+            Role::Listed => self.listed_answered(space, page, answer),
             Role::Check => self.check_answered(space, slab, peer, (status, version)),
             Role::Reserve => self.reserve_answered(space, peer, exchange.version.bits(), status),
             Role::Release => {}
             Role::Held => self.held_answered(space, peer, exchange.version, (status, version), payload),
-            Role::Strip { stripe } => self.strip_answered(stripe, exchange, status, version, payload),
-            Role::Scrub => self.scrub_answered(exchange, status, version, payload),
-            Role::Read { op } => self.read_answered(op, exchange, status, version, payload),
+            Role::Strip { stripe } => self.strip_answered(stripe, exchange, answer),
+            Role::Scrub => self.scrub_answered(exchange, answer),
+            Role::Read { op } => self.read_answered(op, exchange, answer),
             Role::Write { op } => self.write_answered(op, exchange, status),
             Role::CopyRead { copy } if status == Status::Ok && !self.copy_is_right(copy, version, payload) => {
                 self.copy_is_wrong(copy, peer);
@@ -260,7 +261,7 @@ impl Client {
         }
     }
 
-    fn read_answered(&mut self, op: OpIndex, exchange: &Exchange, status: Status, version: Version, payload: &[u8]) {
+    fn read_answered(&mut self, op: OpIndex, exchange: &Exchange, Answer { status, version, payload }: Answer<'_>) {
         self.op_exchange_ended(op);
         let Exchange { peer, space, page, .. } = *exchange;
         let operation = *self.ops.get(op);
@@ -296,7 +297,7 @@ impl Client {
     fn page_was_trimmed(&mut self, op: OpIndex, exchange: &Exchange, version: Version) {
         let Exchange { space, page, peer, version: asked, .. } = *exchange;
         let Some(slab) = self.slab_of(page) else { return };
-        let known = self.spaces[space].slabs[slab].version(self.config.slab_size.index(page));
+        let known = self.spaces[space].slabs[slab].version(self.size.index(page));
         let written = self.ops.writer(space, page).map(|writer| self.ops.peek(writer).version);
         if version == known || Some(version) == written || self.has(Fault::TrustsServers) {
             self.finish_read(op, Ok(false));
@@ -313,7 +314,7 @@ impl Client {
 
     /// The newest version of a page that may be at a server.
     fn newest_issued(&mut self, space: SpaceIndex, slab: SlabNo, page: crate::units::PageNo) -> Version {
-        let known = self.spaces[space].slabs[slab].version(self.config.slab_size.index(page));
+        let known = self.spaces[space].slabs[slab].version(self.size.index(page));
         let writer = self.ops.writer(space, page);
         writer.map_or(known, |op| self.ops.get(op).version.max(known))
     }
@@ -323,7 +324,7 @@ impl Client {
         let Some(slab) = self.slab_of(page) else { return };
         if status == Status::Ok {
             self.ops.get(op).acked.insert(peer);
-            let index = self.config.slab_size.index(page);
+            let index = self.size.index(page);
             self.copy_has(space, slab, peer, index, version);
             self.check_write(op);
             self.op_exchange_ended(op);

@@ -117,7 +117,7 @@ impl Client {
         }
         self.mark_all();
         self.interrupt_sources_at(peer_idx);
-        let size = self.config.slab_size;
+        let size = self.size;
         let reads = |op: &ops::Operation| op.stage == ops::Stage::Active && op.kind == ops::Kind::Read;
         // What is asked there once it was told is not asked yet.
         let waits = |op: &ops::Operation| op.sent.has(peer_idx) || self.spaces[op.space].unknown_at.has(peer_idx);

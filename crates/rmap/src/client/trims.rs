@@ -23,7 +23,6 @@ use super::Client;
 use super::open::Listing;
 use super::peer::PeerSet;
 use super::slab::Slab;
-use crate::client::context::context;
 use crate::client::index::{CopyIndex, SpaceIndex};
 use crate::crypto::Rejected;
 use crate::units::{PAGE_SIZE, SEALED_SIZE, SlabNo, Version};
@@ -56,7 +55,8 @@ impl Slab {
 impl Client {
     /// Copies of a slab that nothing speaks against.
     pub(super) fn sound_copies(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        context!(self).sound_copies(space, slab)
+        let state = &self.spaces[space].slabs[slab];
+        self.peers_of(&state.entry).minus(state.failed).minus(state.behind)
     }
 
     /// The content that a copy was asked for, in the version in which the other copy gets it.
@@ -67,7 +67,7 @@ impl Client {
         version: Version,
         renewed: Version,
     ) -> Result<(), Rejected> {
-        let page = self.config.slab_size.page(slab, index);
+        let page = self.size.page(slab, index);
         let key = &self.spaces[space].key;
         let room =
             self.redundancy.copies.buffer(copy).first_chunk_mut::<SEALED_SIZE>().ok_or(Rejected::NotAuthentic)?;

@@ -167,10 +167,11 @@ impl Client {
         if !self.ops.may_be_any_of(space, slab) {
             return;
         }
-        let of_slab = |client: &Client, op: &Operation| op.space == space && client.slab_of(op.page) == Some(slab);
+        let size = self.size;
+        let of_slab = |op: &Operation| op.space == space && size.slab(op.page) == Some(slab);
         if self.is_write_out_of_reach(space, slab) {
             let reads = self.is_out_of_reach(space, slab);
-            for op in self.ops.select(|op| of_slab(self, op) && !op.is_own) {
+            for op in self.ops.select(|op| of_slab(op) && !op.is_own) {
                 match (self.ops.peek(op).stage, self.ops.peek(op).kind) {
                     (Stage::Waiting, Kind::Write { .. }) => self.fail_op(op, Failure::Silent),
                     (Stage::Active, Kind::Write { .. }) if reads => self.report_silence(op),
@@ -181,7 +182,7 @@ impl Client {
                 }
             }
         } else if self.ops.any_reported() {
-            for op in self.ops.select(|op| of_slab(self, op) && op.is_reported && op.stage == Stage::Active) {
+            for op in self.ops.select(|op| of_slab(op) && op.is_reported && op.stage == Stage::Active) {
                 self.send_write(op);
                 self.check_write(op);
             }

@@ -74,7 +74,7 @@ impl Client {
 
     /// How many pages from `page` on, at most `max`, are alike in being holes or not. Ends with the slab.
     pub fn page_run(&self, space: SpaceRef, page: PageNo, max: u64) -> PageRun {
-        let (space_idx, space, size) = (space.0, &self.spaces[space.0], self.config.slab_size);
+        let (space_idx, space, size) = (space.0, &self.spaces[space.0], self.size);
         let Some(slab) = self.slab_of(page).and_then(|slab| space.slabs.get(slab)) else {
             return PageRun { pages: max, hole: false };
         };

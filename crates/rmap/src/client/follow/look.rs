@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Following, PAUSE_FIRST, PAUSE_MAX, PAUSED, Parity, SEEN_PATIENCE, is_paused};
-use crate::client::exchange::{Exchange, Request, Role};
+use super::{Following, GroupParity, PAUSE_FIRST, PAUSE_MAX, PAUSED, SEEN_PATIENCE, is_paused};
+use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::peer::PeerSet;
@@ -35,7 +35,7 @@ impl Client {
         let Operation { space, page, look, .. } = *self.ops.peek(op);
         if self.is_look_overdue(space) {
             self.stats.unmapped += 1;
-            return self.fail_op(op, Failure::Silent);
+            return self.fail_read(op, Failure::Silent);
         }
         let is_mapped = |slab: SlabNo| !self.spaces[space].slabs[slab].entry.replicas.is_empty();
         let is_careless = self.has(Fault::FollowsOldMaps) && self.slab_of(page).is_some_and(is_mapped);
@@ -52,7 +52,7 @@ impl Client {
         let Operation { space, page, class, sent, acked, bad, version, .. } = *self.ops.peek(op);
         let Some(number) = self.slab_of(page) else { return };
         if std::mem::take(&mut self.ops.get(op).has_paused) && self.ends_as_lost(op, number) {
-            return self.fail_op(op, Failure::Lost);
+            return self.fail_read(op, Failure::Lost);
         }
         let slab = &self.spaces[space].slabs[number];
         if slab.entry.empty || slab.entry == MapEntry::default() {
@@ -60,7 +60,7 @@ impl Client {
             return self.read_zero(op);
         }
         if !slab.entry.is_sound() || slab.entry.lost && !self.may_come_back(space, number) {
-            return self.fail_op(op, Failure::Lost);
+            return self.fail_read(op, Failure::Lost);
         }
         let near = |peer: &PeerIndex| self.peers[*peer].round_trip();
         let Some(peer) = self.copies_up(space, number).minus(sent).iter().min_by_key(near) else {
@@ -94,14 +94,14 @@ impl Client {
         let state = &self.spaces[space];
         let Some(group) = state.layout.group(slab) else { return false };
         let lost = state.layout.members(group).filter(|member| state.slabs[*member].entry.lost).count();
-        lost <= 1 && state.following.parity.get(group) == Some(&Parity::There)
+        lost <= 1 && state.following.parity.get(group) == Some(&GroupParity::There)
     }
 
     /// Whether the map says that the slab's group has parity.
     pub(in crate::client) fn is_followed_group(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.spaces[space];
         let parity = state.layout.group(slab).and_then(|group| state.following.parity.get(group));
-        self.is_followed(space) && parity.is_some_and(|parity| *parity != Parity::None)
+        self.is_followed(space) && parity.is_some_and(|parity| *parity != GroupParity::None)
     }
 
     /// What it asked is of no use any more.
@@ -116,12 +116,12 @@ impl Client {
     fn pause_follow(&mut self, op: OpIndex, slab: SlabNo) {
         let Operation { space, bad, .. } = *self.ops.peek(op);
         if self.is_each_copy_of(space, slab, bad) {
-            return self.fail_op(op, Failure::Corrupt);
+            return self.fail_read(op, Failure::Corrupt);
         }
         let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
         let copies = self.peers_of(entry);
         if self.is_follow_overdue(op) && !self.is_each_copy_of(space, slab, *failed) {
-            return self.fail_op(op, Failure::Silent);
+            return self.fail_read(op, Failure::Silent);
         }
         let following = &mut self.spaces[space].following;
         if following.retry_at.is_none() {
@@ -226,9 +226,7 @@ impl Client {
     pub(in crate::client) fn follow_answered(
         &mut self,
         exchange: &Exchange,
-        status: Status,
-        version: Version,
-        payload: &[u8],
+        Answer { status, version, payload }: Answer<'_>,
     ) {
         let Exchange { role: Role::Read { op }, peer, space, page, .. } = *exchange else { return };
         self.op_exchange_ended(op);
@@ -237,7 +235,7 @@ impl Client {
             return;
         }
         let Some(number) = self.slab_of(page) else { return };
-        let index = self.config.slab_size.index(page);
+        let index = self.size.index(page);
         let seen = self.spaces[space].slabs[number].version(index);
         // What an owner before today's had begun may have been undone: of that nothing was acknowledged.
         let is_kept =
@@ -264,7 +262,7 @@ impl Client {
 
     fn end_follow(&mut self, op: OpIndex, slab: SlabNo, version: Version) {
         let Operation { space, page, .. } = *self.ops.peek(op);
-        let index = self.config.slab_size.index(page);
+        let index = self.size.index(page);
         if version.has_content() {
             let state = &mut self.spaces[space].slabs[slab];
             state.make_table(&mut self.tables);
@@ -302,9 +300,9 @@ impl Client {
             let group = state.layout.group(*slab).filter(|_| state.layout.is_parity(*slab));
             if let Some(parity) = group.and_then(|group| state.following.parity.get_mut(group)) {
                 *parity = match entry {
-                    MapEntry { lost: true, .. } => Parity::Lost,
-                    entry if entry.replicas.is_empty() => Parity::None,
-                    _ => Parity::There,
+                    MapEntry { lost: true, .. } => GroupParity::Lost,
+                    entry if entry.replicas.is_empty() => GroupParity::None,
+                    _ => GroupParity::There,
                 };
             }
         }

@@ -7,7 +7,7 @@ use crate::client::ops::{Kind, OWN_MAX, Operation, Stage};
 use crate::client::parity::layout::VERSIONS_A_PAGE;
 use crate::client::slab::Phase;
 use crate::client::{Client, Failure};
-use crate::units::{Class, Page, PageNo, SlabNo, Time};
+use crate::units::{Class, PageNo, SlabNo, Time};
 
 impl Client {
     pub(in crate::client) fn read_table(&mut self, space: SpaceIndex, slab: SlabNo) {
@@ -193,7 +193,12 @@ impl Client {
         let versions = &self.spaces[space].slabs[slab].versions;
         let end = versions.len().min((part + 1) * VERSIONS_A_PAGE);
         let content = encode(&versions[part * VERSIONS_A_PAGE..end]);
-        self.begin_own_write(space, page, &content, (token(slab, part), self.now))
+        let (kind, asked) = (Kind::Write { trim: false }, (token(slab, part), self.now));
+        let Some(version) = self.spaces[space].next_version(false) else { return false };
+        let Some(op) = self.ops.begin_own(kind, space, page, Class::Eviction, asked) else { return false };
+        self.store_write(op, version, |room| *room = content);
+        self.try_op(op);
+        true
     }
 
     /// Takes the results of what was begun. `true` if there were any.
@@ -275,14 +280,5 @@ impl Client {
         if let Some(op) = self.ops.begin_own(Kind::Read, space, page, Class::Demand, asked) {
             self.try_op(op);
         }
-    }
-
-    fn begin_own_write(&mut self, space: SpaceIndex, page: PageNo, content: &Page, asked: (u64, Time)) -> bool {
-        let Some(version) = self.spaces[space].next_version(false) else { return false };
-        let kind = Kind::Write { trim: false };
-        let Some(op) = self.ops.begin_own(kind, space, page, Class::Eviction, asked) else { return false };
-        self.store_write(op, version, |room| *room = *content);
-        self.try_op(op);
-        true
     }
 }

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{ListStep, Listing};
-use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::ledger::Table;
 use crate::client::outcome::COPIES_MAX;
@@ -44,7 +44,7 @@ impl Client {
         }
         match self.spaces[space].slabs[slab].phase {
             Phase::Vacant => {
-                let size = self.config.slab_size;
+                let size = self.size;
                 let waits = |op: &crate::client::ops::Operation| {
                     op.stage == crate::client::ops::Stage::Waiting
                         && op.kind != crate::client::ops::Kind::Read
@@ -65,7 +65,7 @@ impl Client {
             Phase::Opening(_) => self.advance_opening(now, space, slab),
             Phase::Open if self.spaces[space].tenure == Tenure::Reader => self.look_after(space, slab),
             Phase::Open => self.advance_open(now, space, slab),
-            Phase::Leaving => self.wait_for_map(now, space, slab),
+            Phase::Leaving => self.wait_for_map(space, slab),
             Phase::Followed => {}
             Phase::Lost => {
                 self.fail_ops(space, Some(slab), Failure::Lost);
@@ -141,7 +141,7 @@ impl Client {
 
     fn advance_granting(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         if self.spaces[space].slabs[slab].pending.is_some() {
-            return self.wait_for_map(now, space, slab);
+            return self.wait_for_map(space, slab);
         }
         let Phase::Granting(mut candidates) =
             std::mem::replace(&mut self.spaces[space].slabs[slab].phase, Phase::Vacant)
@@ -159,8 +159,9 @@ impl Client {
         while candidates.asked.len() < copies {
             let taken = candidates.peers();
             let nobody_else = candidates.asked.is_empty() && !self.someone_may_come();
-            let last = |client: &mut Client| nobody_else.then(|| client.overflow_disk(taken)).flatten();
-            let Some(peer) = self.pick_server(space, taken).or_else(|| last(self)) else { break };
+            let picked = self.pick_server(space, taken);
+            let last = || if nobody_else { self.overflow_disk(taken) } else { None };
+            let Some(peer) = picked.or_else(last) else { break };
             let Some(grant) = self.spaces[space].next_version(false) else { break };
             candidates.asked.push(Candidate { peer, grant, step: GrantStep::Fencing });
         }
@@ -188,7 +189,7 @@ impl Client {
         self.spaces[space].slabs[slab].phase = Phase::Granting(candidates);
         if all_granted {
             self.propose(space, slab, entry);
-            self.wait_for_map(now, space, slab);
+            self.wait_for_map(space, slab);
         }
     }
 
@@ -353,7 +354,7 @@ impl Client {
     }
 
     fn ask_versions(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex, index: usize) -> bool {
-        let page = self.config.slab_size.page(slab, index);
+        let page = self.size.page(slab, index);
         let (role, version) = (Role::Versions, Version::NEVER);
         self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version })
     }
@@ -375,15 +376,14 @@ impl Client {
         space: SpaceIndex,
         page: PageNo,
         peer: PeerIndex,
-        (status, grant): (Status, Version),
-        payload: &[u8],
+        Answer { status, version: grant, payload }: Answer<'_>,
     ) {
         let Some(slab) = self.slab_of(page) else { return };
         self.mark(space, slab);
         if status == Status::StaleGeneration {
             return self.space_taken(space);
         }
-        let (size, generation) = (self.config.slab_size, self.spaces[space].generation);
+        let (size, generation) = (self.size, self.spaces[space].generation);
         // A reader is no owner: the keeper of today may have written the ledger.
         let by_keeper = self.spaces[space].tenure == Tenure::Reader && self.spaces[space].layout.is_ledger(slab);
         let first_own = Version::new(generation, if by_keeper { Version::SEQUENCE_MAX } else { 0 }, true);
@@ -425,14 +425,14 @@ impl Client {
         // The ledger is never trimmed, and who keeps the space writes it.
         let writes = self.spaces[space].tenure == Tenure::Owner || self.spaces[space].layout.is_ledger(slab);
         let mut disputed = Vec::new();
-        for index in 0..self.config.slab_size.pages() {
+        for index in 0..self.size.pages() {
             let Some(best) = all.iter().max_by_key(|listing| listing.list[index]) else { return false };
             let version = best.list[index];
             let beneath = trims::beneath(all.iter(), index).filter(|_| !self.has(Fault::BelievesTrims));
             if let Some(kept) = beneath.filter(|_| writes) {
                 behind = true;
                 self.spaces[space].slabs[slab].versions[index] = kept.list[index];
-                if !self.renew(space, slab, index, kept.peer, best.peer) {
+                if !self.renew((space, slab, index), kept.peer, best.peer) {
                     return false;
                 }
                 continue;
@@ -444,7 +444,7 @@ impl Client {
             }
             for listing in all.iter().filter(|listing| listing.list[index] < version) {
                 behind = true;
-                if !self.start_copy(space, slab, index, Some(best.peer), listing.peer) {
+                if !self.start_copy((space, slab, index), Some(best.peer), listing.peer) {
                     return false;
                 }
             }

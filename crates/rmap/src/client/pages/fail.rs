@@ -8,7 +8,7 @@ use crate::units::{SlabNo, Time};
 impl Client {
     /// Ends operations of a space, or of one slab, that cannot be done.
     pub(in crate::client) fn fail_ops(&mut self, space: SpaceIndex, slab: Option<SlabNo>, failure: Failure) {
-        let size = self.config.slab_size;
+        let size = self.size;
         let fits = |page| slab.is_none_or(|slab| size.slab(page).is_some_and(|s| s == slab));
         for op in self.ops.select(|o| o.space == space && fits(o.page)) {
             self.fail_op(op, failure);
@@ -18,10 +18,18 @@ impl Client {
     /// Ends an operation that cannot be done.
     pub(in crate::client) fn fail_op(&mut self, op: OpIndex, failure: Failure) {
         let Operation { stage, kind, .. } = *self.ops.peek(op);
-        match (stage, kind) {
-            (Stage::Waiting | Stage::Active, Kind::Read) => self.ops.finish(op, Err(failure)),
-            (Stage::Waiting | Stage::Active, Kind::Write { .. }) => self.end_write(op, Err(failure)),
-            _ => {}
+        match kind {
+            Kind::Read => return self.fail_read(op, failure),
+            Kind::Write { .. } if matches!(stage, Stage::Waiting | Stage::Active) => self.end_write(op, Err(failure)),
+            Kind::Write { .. } => {}
+        }
+        self.drop_exchanges(op);
+    }
+
+    /// The same of a read.
+    pub(in crate::client) fn fail_read(&mut self, op: OpIndex, failure: Failure) {
+        if matches!(self.ops.peek(op).stage, Stage::Waiting | Stage::Active) {
+            self.ops.finish(op, Err(failure));
         }
         self.drop_exchanges(op);
     }

@@ -16,7 +16,7 @@ impl Client {
         }
         let Operation { space, page, .. } = *self.ops.peek(op);
         if self.slab_of(page).is_some_and(|slab| self.is_out_of_reach(space, slab)) {
-            self.fail_op(op, Failure::Silent);
+            self.fail_read(op, Failure::Silent);
             return true;
         }
         if self.read_queue.is_full() {
@@ -39,25 +39,26 @@ impl Client {
 
     /// Begins the reads of a slab that can end now.
     pub(in crate::client) fn resume_slab(&mut self, space: SpaceIndex, slab: SlabNo) {
-        self.resume_where(|client, queued| queued.space == space && client.slab_of(queued.page) == Some(slab));
+        let size = self.size;
+        self.resume_where(|queued| queued.space == space && size.slab(queued.page) == Some(slab));
     }
 
     /// Another owner has the space.
     pub(in crate::client) fn resume_space(&mut self, space: SpaceIndex) {
-        self.resume_where(|_, queued| queued.space == space);
+        self.resume_where(|queued| queued.space == space);
     }
 
     /// There is a slot again.
     pub(in crate::client) fn resume_waiting(&mut self) {
         if self.read_queue.has_place(self.ops.has_room()) {
-            self.resume_where(|_, _| true);
+            self.resume_where(|_| true);
         }
     }
 
-    fn resume_where(&mut self, fits: impl Fn(&Client, &QueuedRead) -> bool) {
+    fn resume_where(&mut self, fits: impl Fn(&QueuedRead) -> bool) {
         for _ in 0..self.read_queue.len() {
             let Some(queued) = self.read_queue.next() else { return };
-            let ready = fits(self, &queued) && self.is_answerable(&queued);
+            let ready = fits(&queued) && self.is_answerable(&queued);
             let QueuedRead { space, page, class, token, since } = queued;
             if !ready {
                 self.read_queue.push(queued);

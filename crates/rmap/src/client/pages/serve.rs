@@ -123,7 +123,7 @@ impl Client {
                 if let Some(writer) = self.ops.writer(space, page) {
                     return self.read_from_buffer(op, writer);
                 }
-                let index = self.config.slab_size.index(page);
+                let index = self.size.index(page);
                 if slab.is_disputed(index) {
                     self.stats.bad_pages += 1;
                     return self.ops.finish(op, Err(Failure::Corrupt));
@@ -181,7 +181,7 @@ impl Client {
                 self.put_back(op);
             } else if self.is_refused(op, number) {
                 self.stats.bad_pages += 1;
-                self.fail_op(op, Failure::Corrupt);
+                self.fail_read(op, Failure::Corrupt);
             } else if !(is_away && self.queue_read(op)) {
                 self.ops.activate(op);
             }
@@ -278,7 +278,7 @@ impl Client {
         if stage != Stage::Active || required.is_empty() || !enough {
             return;
         }
-        let index = self.config.slab_size.index(page);
+        let index = self.size.index(page);
         self.set_version(space, number, index, version);
         self.note_change(space, number);
         self.end_write(op, Ok(()));
@@ -335,7 +335,7 @@ impl Client {
 
     /// The set of copies changed: writes may be done or have to go elsewhere, reads too.
     pub(in crate::client) fn map_settled(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let size = self.config.slab_size;
+        let size = self.size;
         let of_slab = |page| size.slab(page).is_some_and(|s| s == slab);
         for op in self.ops.select(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page)) {
             match self.ops.peek(op).kind {
@@ -352,7 +352,7 @@ impl Client {
 
     /// A copy is gone: should there be another one at the same server, it has nothing of what this one had.
     pub(in crate::client) fn unsend_writes(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
-        let size = self.config.slab_size;
+        let size = self.size;
         let of_slab = |page| size.slab(page).is_some_and(|s| s == slab);
         self.ops.unsend(peer, |op| op.space == space && of_slab(op.page));
     }

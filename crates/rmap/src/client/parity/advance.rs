@@ -2,7 +2,6 @@
 
 use super::cold::Course;
 use super::{LEDGER_COPIES, Members, ParityView};
-use crate::client::context::context;
 use crate::client::index::{GroupIndex, SpaceIndex};
 use crate::client::ledger::Table;
 use crate::client::sealed::Tenure;
@@ -62,12 +61,13 @@ impl Client {
 
     /// Whether the map says that a group has parity.
     pub(in crate::client) fn has_parity(&self, space: SpaceIndex, group: GroupIndex) -> bool {
-        context!(self).has_parity(space, group)
+        let state = &self.spaces[space];
+        !state.is_removed && state.slabs.get(state.layout.parity(group)).is_some_and(Slab::is_held)
     }
 
     /// Whether a slab is one of a group that has parity.
     pub(in crate::client) fn is_grouped(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        context!(self).is_grouped(space, slab)
+        self.spaces[space].layout.group(slab).is_some_and(|group| self.has_parity(space, group))
     }
 
     /// How many copies a slab is to have.
@@ -109,7 +109,7 @@ impl Client {
         };
         let owns = self.spaces[space].tenure == Tenure::Owner;
         if owns && self.is_frozen(space, group) {
-            self.decline_late(now, space, slab);
+            self.decline_late(space, slab);
         }
         if !self.has_parity(space, group) && owns {
             return self.advance_cold(now, space, slab);
@@ -153,7 +153,7 @@ impl Client {
         if layout.is_parity(slab) && !is_open && self.is_dissolving(space, slab) {
             // Nobody may ever need to read it.
             let doubt = self.spaces[space].slabs[slab].doubt.take();
-            self.part_group(now, space, group, doubt);
+            self.part_group(now, (space, group), doubt);
         }
         true
     }
@@ -217,7 +217,7 @@ impl Client {
     /// The versions that parity has: the greatest of its members' at each place, and none of an earlier life of it.
     pub(super) fn make_parity_table(&mut self, space: SpaceIndex, group: GroupIndex) {
         let members = self.held_members(space, group);
-        let size = self.config.slab_size;
+        let size = self.size;
         let parity = self.spaces[space].layout.parity(group);
         let slabs = &mut self.spaces[space].slabs;
         slabs[parity].make_table(&mut self.tables);

@@ -2,13 +2,13 @@
 
 use super::stripe::{Job, Purpose, Source, Sources, Stripes};
 use crate::client::copies::Copy;
-use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{CopyIndex, GroupIndex, OpIndex, PeerIndex, SpaceIndex, StripeIndex};
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::peer::PeerSet;
 use crate::client::slab::{Phase, Space};
 use crate::client::{Client, Failure, Fault};
-use crate::units::{Class, PAGE_SIZE, SEALED_SIZE, SlabNo, Version};
+use crate::units::{Class, PAGE_SIZE, SEALED_SIZE, SlabNo};
 use crate::wire::message::{Op as Wire, Status};
 
 impl Client {
@@ -27,7 +27,7 @@ impl Client {
 
     /// Columns of a slab's group that hold something, but the slab itself.
     pub(in crate::client) fn other_columns(&self, space: SpaceIndex, slab: SlabNo) -> impl Iterator<Item = SlabNo> {
-        let Self { spaces, .. } = self;
+        let spaces = &self.spaces;
         let layout = spaces[space].layout;
         let columns = layout.group(slab).into_iter().flat_map(move |group| layout.columns(group));
         columns.filter(move |column| *column != slab && spaces[space].slabs.get(*column).is_some_and(|s| s.is_held()))
@@ -48,7 +48,7 @@ impl Client {
             let peer = self.nearest(space, column)?;
             let version = self.spaces[space].slabs[column].version(index);
             if version.has_content() {
-                let page = self.config.slab_size.page(column, index);
+                let page = self.size.page(column, index);
                 *free.next()? = Some(Source { peer, page, version });
             }
         }
@@ -112,7 +112,7 @@ impl Client {
 
     /// Something has changed: reads that wait may have somebody to ask.
     pub(in crate::client::parity) fn retry_reads(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let size = self.config.slab_size;
+        let size = self.size;
         let waits = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.exchanges == 0;
         for op in self.ops.select(|op| waits(op) && op.space == space && size.slab(op.page) == Some(slab)) {
             if !self.parity.stripes.is_waiting(op) {
@@ -127,7 +127,7 @@ impl Client {
             let op = self.ops.peek(op);
             (op.space, op.page, op.class, op.version)
         };
-        let (Some(slab), index) = (self.slab_of(page), self.config.slab_size.index(page)) else { return false };
+        let (Some(slab), index) = (self.slab_of(page), self.size.index(page)) else { return false };
         if !self.can_reconstruct(space, slab) {
             return false;
         }
@@ -262,9 +262,7 @@ impl Client {
         &mut self,
         stripe: StripeIndex,
         exchange: &Exchange,
-        status: Status,
-        version: Version,
-        payload: &[u8],
+        Answer { status, version, payload }: Answer<'_>,
     ) {
         let Exchange { space, page, peer, .. } = *exchange;
         let Some(column) = self.slab_of(page) else { return };
@@ -294,7 +292,7 @@ impl Client {
 
     fn stripe_is_whole(&mut self, stripe: StripeIndex, job: Job) {
         let Job { purpose, space, slab, index, version, .. } = job;
-        let page = self.config.slab_size.page(slab, index);
+        let page = self.size.page(slab, index);
         let key = &self.spaces[space].key;
         match purpose {
             Purpose::Read { op } => {

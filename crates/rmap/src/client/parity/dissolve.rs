@@ -231,7 +231,7 @@ impl Client {
     }
 
     /// The parity of a group that is being dissolved leaves the map when it is needed no more.
-    pub(super) fn part_group(&mut self, now: Time, space: SpaceIndex, group: GroupIndex, doubt: Option<Doubt>) {
+    pub(super) fn part_group(&mut self, now: Time, (space, group): (SpaceIndex, GroupIndex), doubt: Option<Doubt>) {
         let layout = self.spaces[space].layout;
         let parity = layout.parity(group);
         if layout.columns(group).any(|slab| self.spaces[space].slabs[slab].pending.is_some()) {
@@ -299,12 +299,12 @@ impl Client {
     }
 
     /// Writes that wait for the map's word on a group end in time.
-    pub(super) fn decline_late(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
+    pub(super) fn decline_late(&mut self, space: SpaceIndex, slab: SlabNo) {
         let is_known = matches!(self.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant);
         let waits =
             |op: &Operation| op.stage == Stage::Waiting && op.space == space && self.slab_of(op.page) == Some(slab);
         if is_known && self.ends_unmapped() && self.ops.any(waits) {
-            self.wait_for_map_of_group(now, space, slab);
+            self.wait_for_map_of_group(space, slab);
         }
     }
 

@@ -130,12 +130,12 @@ impl Client {
         let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
         let layout = self.spaces[space].layout;
         if let Some(group) = layout.group(slab).filter(|_| is_dissolving && layout.is_parity(slab)) {
-            return self.part_group(now, space, group, doubt);
+            return self.part_group(now, (space, group), doubt);
         }
         let columns = self.columns_here(space, slab);
         let here = columns[0];
         if self.spaces[space].slabs[slab].repair.is_some() {
-            return self.advance_repair(now, space, slab, here, doubt);
+            return self.advance_repair((space, slab), here, doubt);
         }
         if is_dissolving {
             // One that was not heard of since this owner began would be waited for: it goes, as it would without parity.
@@ -198,26 +198,25 @@ impl Client {
         let own = self.peers_of(&self.spaces[space].slabs[slab].entry);
         let target = |column: SlabNo| self.spaces[space].slabs[column].repair.as_ref().map(|repair| repair.peer);
         let taken = own.union(self.other_columns(space, slab).filter_map(target).collect());
-        let pick = |client: &Client, columns: &mut OfColumns<PeerSet>, overflow_disk: bool| {
+        let pick = |columns: &mut OfColumns<PeerSet>, overflow_disk: bool| {
             let lends = |peer: &PeerIndex| {
-                client.peers[*peer].can_lend() && client.peers[*peer].has_overflow_disk() == overflow_disk
+                self.peers[*peer].can_lend() && self.peers[*peer].has_overflow_disk() == overflow_disk
             };
             let others: OfColumns<PeerSet> = columns[1..].into();
             let apart =
                 |peer: &PeerIndex| !taken.has(*peer) && others.iter().all(|set| set.len() != 1 || !set.has(*peer));
-            let open: PeerSet = client.peers.indices().filter(|peer| lends(peer) && apart(peer)).collect();
+            let open: PeerSet = self.peers.indices().filter(|peer| lends(peer) && apart(peer)).collect();
             open.iter().max_by_key(|peer| {
                 columns[0] = [*peer].into_iter().collect();
                 let chosen: OfColumns<PeerIndex> = assign(columns).into_iter().flatten().collect();
-                let zone = client.peers[*peer].info().zone;
-                let alone =
-                    chosen.iter().all(|peer_idx| peer_idx == peer || client.peers[*peer_idx].info().zone != zone);
-                (chosen.len(), alone, client.peers[*peer].free_slabs())
+                let zone = self.peers[*peer].info().zone;
+                let alone = chosen.iter().all(|peer_idx| peer_idx == peer || self.peers[*peer_idx].info().zone != zone);
+                (chosen.len(), alone, self.peers[*peer].free_slabs())
             })
         };
-        let in_memory = pick(self, &mut columns, false);
+        let in_memory = pick(&mut columns, false);
         let may_flee = flees && self.config.uses_overflow_disk;
-        in_memory.or_else(|| if may_flee { pick(self, &mut columns, true) } else { None })
+        in_memory.or_else(|| if may_flee { pick(&mut columns, true) } else { None })
     }
 
     /// Whether a keeper could make a slab of a group anew, or say that it is gone.

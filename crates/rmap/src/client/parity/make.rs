@@ -63,7 +63,7 @@ impl Client {
                 return;
             }
             let Some((space, group)) = self.parity.cold.next_group() else { return };
-            if self.is_cold(now, after, space, group) {
+            if self.is_cold(now, after, (space, group)) {
                 making += 1;
                 self.parity.cold.begin_making(space, group);
                 self.mark(space, self.spaces[space].layout.parity(group));
@@ -73,10 +73,10 @@ impl Client {
 
     /// A group waits for the map's word once that was asked for, and so do its writes.
     fn is_map_silent(&self, now: Time) -> bool {
-        self.control_silent_for(now).is_some_and(|silent| silent >= MAP_SILENT)
+        self.questions.silent_for(now).is_some_and(|silent| silent >= MAP_SILENT)
     }
 
-    fn is_cold(&self, now: Time, after: Duration, space: SpaceIndex, group: GroupIndex) -> bool {
+    fn is_cold(&self, now: Time, after: Duration, (space, group): (SpaceIndex, GroupIndex)) -> bool {
         let state = &self.spaces[space];
         let parity = state.layout.parity(group);
         let is_free = state.slabs.get(parity).is_some_and(|slab| matches!(slab.phase, Phase::Vacant));

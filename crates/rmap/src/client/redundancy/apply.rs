@@ -1,7 +1,7 @@
 //! Does what the parts of redundancy ask for.
 
 use crate::client::context::context;
-use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::reserve::Reserved;
 use crate::client::scrub::pass::{Verdict, judge};
@@ -35,9 +35,7 @@ impl Client {
     pub(in crate::client) fn scrub_answered(
         &mut self,
         asked: &Exchange,
-        status: Status,
-        version: Version,
-        payload: &[u8],
+        Answer { status, version, payload }: Answer<'_>,
     ) {
         let Some(slab) = self.slab_of(asked.page) else { return };
         let verdict = judge(&context!(self), asked, slab, (status, version), payload);

@@ -13,9 +13,7 @@ impl Client {
     /// Without a source, the page is put together from others of its group.
     pub(in crate::client) fn start_copy(
         &mut self,
-        space: SpaceIndex,
-        slab: SlabNo,
-        index: usize,
+        (space, slab, index): (SpaceIndex, SlabNo, usize),
         source: Option<PeerIndex>,
         target: PeerIndex,
     ) -> bool {
@@ -26,9 +24,7 @@ impl Client {
     /// The same for content that is to come after the target's trim: in the version that this owner has for that.
     pub(in crate::client) fn renew(
         &mut self,
-        space: SpaceIndex,
-        slab: SlabNo,
-        index: usize,
+        (space, slab, index): (SpaceIndex, SlabNo, usize),
         source: PeerIndex,
         target: PeerIndex,
     ) -> bool {
@@ -49,7 +45,7 @@ impl Client {
             self.redundancy.copies.wait_for_room(space, slab);
             return false;
         };
-        let page = self.config.slab_size.page(slab, index);
+        let page = self.size.page(slab, index);
         let version = self.spaces[space].slabs[slab].version(index);
         self.redundancy.copies.set(copy, Copy { space, slab, index, target, version, renewed });
         let role = Role::CopyRead { copy };
@@ -77,7 +73,7 @@ impl Client {
         let Space { slabs, layout, key, .. } = &self.spaces[space];
         let is_opening = matches!(slabs[slab].phase, Phase::Opening(_));
         let replaces = (is_opening || self.is_grouped(space, slab)) && !layout.is_parity(slab);
-        let page = self.config.slab_size.page(slab, index);
+        let page = self.size.page(slab, index);
         payload.is_empty() || !replaces || key.open(page, version, payload, &mut [0; PAGE_SIZE]).is_ok()
     }
 
@@ -87,7 +83,7 @@ impl Client {
         let Some(Copy { space, slab, index, target, .. }) = self.redundancy.copies.end(copy) else { return };
         if self.is_grouped(space, slab) && self.can_reconstruct(space, slab) {
             self.stats.bad_pages += 1;
-            self.start_copy(space, slab, index, None, target);
+            self.start_copy((space, slab, index), None, target);
             return self.mark(space, slab);
         }
         self.peers[source].distrust();
@@ -115,7 +111,7 @@ impl Client {
             }
             None => version,
         };
-        let page = self.config.slab_size.page(job.slab, job.index);
+        let page = self.size.page(job.slab, job.index);
         let op = if version.has_content() { Wire::Write } else { Wire::Trim };
         self.redundancy.copies.set(copy, Copy { version, ..job });
         let request = Request {

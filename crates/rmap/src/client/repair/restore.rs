@@ -62,7 +62,7 @@ impl Client {
             return self.propose(space, slab, self.entry_of(space, slab, keep));
         }
         if self.spaces[space].slabs[slab].repair.is_some() {
-            self.advance_repair(now, space, slab, here, doubt);
+            self.advance_repair((space, slab), here, doubt);
         } else {
             self.begin_repair(space, slab, here);
         }
@@ -138,8 +138,8 @@ impl Client {
         }
         // A server that is about to end has the only copy: rather on a disk than gone.
         let flees = here.len() == 1 && replaces.is_some_and(|peer| !self.peers[peer].has_overflow_disk());
-        let rather = |client: &mut Client| flees.then(|| client.overflow_disk(copies)).flatten();
-        let Some(peer) = self.pick_server(space, copies).or_else(|| rather(self)) else { return };
+        let picked = self.pick_server(space, copies);
+        let Some(peer) = picked.or_else(|| if flees { self.overflow_disk(copies) } else { None }) else { return };
         let Some(grant) = self.spaces[space].next_version(false) else { return };
         let replaces = if missing { None } else { replaces };
         self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
@@ -173,12 +173,11 @@ impl Client {
 
     pub(in crate::client) fn advance_repair(
         &mut self,
-        now: Time,
-        space: SpaceIndex,
-        slab: SlabNo,
+        (space, slab): (SpaceIndex, SlabNo),
         here: PeerSet,
         doubt: Option<Doubt>,
     ) {
+        let now = self.now;
         let state = &self.spaces[space].slabs[slab];
         let Some(Repair { peer, grant, step, replaces, .. }) = state.repair else { return };
         let joined = state.entry.replicas.iter().any(|replica| replica.grant == grant);
@@ -198,7 +197,7 @@ impl Client {
                 }
             }
             Step::Granting => {}
-            Step::Transferring(transfer) => self.advance_transfer(now, space, slab, transfer),
+            Step::Transferring(transfer) => self.advance_transfer(now, (space, slab), transfer),
             Step::Copying => {
                 let leaving: PeerSet = replaces.into_iter().collect();
                 let stay = here.minus(leaving).union([peer].into_iter().collect());
@@ -259,7 +258,7 @@ impl Client {
         }
         self.mark_dissolving();
         // Nothing waits for it any more.
-        let size = self.config.slab_size;
+        let size = self.size;
         let of_slab = |page| size.slab(page) == Some(slab);
         let write = |kind| matches!(kind, Kind::Write { .. });
         for op in self.ops.select(|o| o.stage == Stage::Active && write(o.kind) && o.space == space && of_slab(o.page))
@@ -270,7 +269,7 @@ impl Client {
 
     /// Writes that the new copy does not get: they began before it.
     fn has_unmirrored(&self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
-        let size = self.config.slab_size;
+        let size = self.size;
         self.ops.any(|op| {
             op.stage == Stage::Active
                 && matches!(op.kind, Kind::Write { .. })
@@ -282,7 +281,7 @@ impl Client {
 
     /// Copies what the new copy lacks, as far as there is room. `true` if it lacks nothing.
     fn copy_missing(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let pages = self.config.slab_size.pages();
+        let pages = self.size.pages();
         let mut complete = true;
         let is_parity = self.spaces[space].layout.is_parity(slab);
         if self.has(Fault::JoinsEmpty) || is_parity && self.has(Fault::ParityEarly) {
@@ -319,8 +318,8 @@ impl Client {
     fn copy_page(&mut self, space: SpaceIndex, slab: SlabNo, index: usize, target: PeerIndex) -> bool {
         let up = self.copies_to_read(space, slab).iter().find(|peer| !self.peers[*peer].is_down());
         match up {
-            Some(source) => self.start_copy(space, slab, index, Some(source), target),
-            None => self.can_reconstruct(space, slab) && self.start_copy(space, slab, index, None, target),
+            Some(source) => self.start_copy((space, slab, index), Some(source), target),
+            None => self.can_reconstruct(space, slab) && self.start_copy((space, slab, index), None, target),
         }
     }
 

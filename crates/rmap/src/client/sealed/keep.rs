@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::{LOOK_FIRST, LOOK_MAX, PATIENCE_MAX, Tenure, Watch};
-use crate::client::context::context;
 use crate::client::exchange::Role;
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::ledger::Table;
@@ -196,7 +195,7 @@ impl Client {
     }
 
     fn reopen_as(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry, phase: Phase) {
-        let size = self.config.slab_size;
+        let size = self.size;
         let of_slab = |page| size.slab(page) == Some(slab);
         self.put_back_reads(|op| op.space == space && of_slab(op.page));
         let reads = |stage: Stage, kind: Kind| stage == Stage::Active && kind == Kind::Read;
@@ -275,7 +274,7 @@ impl Client {
     /// Whether a server answered for another copy than the one in this reader's map: one that left since, and came again in the same
     /// generation, and is being made. What is sealed and known to be written is never unwritten.
     pub(in crate::client) fn is_another_copy(&self, space: SpaceIndex, version: Version) -> bool {
-        context!(self).is_another_copy(space, version)
+        self.spaces[space].tenure == Tenure::Reader && version == Version::NEVER
     }
 
     /// A reader's part of what an owner does for an open slab: it sees what is missing.

@@ -2,7 +2,6 @@
 
 use super::{Pending, Phase};
 use crate::client::Client;
-use crate::client::context::context;
 use crate::client::exchange::Role;
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::peer::PeerSet;
@@ -14,7 +13,7 @@ use crate::units::{PageNo, SlabNo, Time};
 impl Client {
     /// Servers of a map entry.
     pub(in crate::client) fn peers_of(&self, entry: &MapEntry) -> PeerSet {
-        context!(self).peers_of(entry)
+        entry.replicas.iter().filter_map(|replica| self.peers.of(replica.server)).collect()
     }
 
     /// Which copies must have a write before it is acknowledged: those of the map as it is, and as it may already be.
@@ -117,7 +116,7 @@ impl Client {
 
     /// Everything under way at a copy that is not one any more.
     pub(in crate::client) fn forget_copy(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
-        let size = self.config.slab_size;
+        let size = self.size;
         loop {
             let found = self.exchanges.find(|exchange| {
                 exchange.space == space
@@ -167,6 +166,6 @@ impl Client {
     }
 
     pub(in crate::client) fn first_page(&self, slab: SlabNo) -> PageNo {
-        self.config.slab_size.page(slab, 0)
+        self.size.page(slab, 0)
     }
 }

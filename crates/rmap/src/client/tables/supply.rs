@@ -6,7 +6,7 @@ use crate::units::SlabSize;
 
 impl Client {
     pub fn slab_size(&self) -> SlabSize {
-        self.config.slab_size
+        self.size
     }
 
     /// How many tables are to be added, so that there are as many as are kept ready.

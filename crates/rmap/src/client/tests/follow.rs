@@ -1,6 +1,7 @@
 //! A space that one client writes and others read. Here both are the same client, which does not know it.
 
 use super::*;
+use crate::client::exchange::Answer;
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::control::Replica;
 use crate::units::{SlabNo, Version};
@@ -312,7 +313,8 @@ fn a_made_up_trim_is_forgotten() {
     let client = &mut all.pool.client;
     let exchange = client.exchanges.find(|e| e.op == crate::wire::message::Op::ReadGranted).unwrap();
     client.end_exchange(exchange.id);
-    client.follow_answered(&exchange, Status::Ok, Version::from_bits(u64::MAX), &[]);
+    let answer = Answer { status: Status::Ok, version: Version::from_bits(u64::MAX), payload: &[] };
+    client.follow_answered(&exchange, answer);
     assert_eq!(all.result(), Some(Ok(0)), "there is nobody else to ask");
     (all.pool.slow, all.pool.deaf) = (None, Vec::new());
     all.pool.pass(Duration::from_secs(1));

@@ -1,7 +1,7 @@
 //! Has servers copy a slab among themselves.
 
 use super::{Instruction, PROGRESS_EVERY, Transfer, WORTH_PART};
-use crate::client::exchange::{Request, Role};
+use crate::client::exchange::{Answer, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::repair::{REPAIRS_MAX, Step};
 use crate::client::{Client, Fault};
@@ -15,8 +15,7 @@ impl Client {
     pub(in crate::client) fn advance_transfer(
         &mut self,
         now: Time,
-        space: SpaceIndex,
-        slab: SlabNo,
+        (space, slab): (SpaceIndex, SlabNo),
         transfer: Transfer,
     ) {
         match transfer {
@@ -45,7 +44,7 @@ impl Client {
             return None;
         }
         let content = state.versions.iter().filter(|version| version.has_content()).count();
-        let is_worth_it = content >= (self.config.slab_size.pages() / WORTH_PART).max(1);
+        let is_worth_it = content >= (self.size.pages() / WORTH_PART).max(1);
         let mut copies = self.peers_of(&state.entry).iter();
         copies.find(|peer| is_worth_it && self.can_give(space, slab, *peer))
     }
@@ -107,7 +106,7 @@ impl Client {
     }
 
     /// The target said whether it does as it was told.
-    pub(in crate::client) fn admit_answered(&mut self, now: Time, space: SpaceIndex, slab: SlabNo, status: Status) {
+    pub(in crate::client) fn admit_answered(&mut self, now: Time, (space, slab): (SpaceIndex, SlabNo), status: Status) {
         match (self.transfer_of(space, slab), status) {
             (Some(Transfer::Admitting { source }), Status::Ok) => {
                 self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(now) }));
@@ -131,10 +130,8 @@ impl Client {
     pub(in crate::client) fn order_answered(
         &mut self,
         now: Time,
-        space: SpaceIndex,
-        slab: SlabNo,
-        status: Status,
-        progress: Version,
+        (space, slab): (SpaceIndex, SlabNo),
+        (status, progress): (Status, Version),
     ) {
         let Some(Transfer::Running { source, .. }) = self.transfer_of(space, slab) else { return };
         if status != Status::Ok || progress.bits() != Progress::Running as u64 {
@@ -147,7 +144,7 @@ impl Client {
 
     fn ask_what_it_has(&mut self, space: SpaceIndex, slab: SlabNo) {
         let Some(repair) = &self.spaces[space].slabs[slab].repair else { return };
-        let page = self.config.slab_size.page(slab, repair.cursor);
+        let page = self.size.page(slab, repair.cursor);
         let (role, peer, version) = (Role::Listed, repair.peer, Version::NEVER);
         if !self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version }) {
             self.abort_repair(space, slab);
@@ -159,10 +156,9 @@ impl Client {
         &mut self,
         space: SpaceIndex,
         page: PageNo,
-        (status, grant): (Status, Version),
-        payload: &[u8],
+        Answer { status, version: grant, payload }: Answer<'_>,
     ) {
-        let (Some(slab), size) = (self.slab_of(page), self.config.slab_size) else { return };
+        let (Some(slab), size) = (self.slab_of(page), self.size) else { return };
         let Some(Transfer::Listing { source }) = self.transfer_of(space, slab) else { return };
         let first = size.index(page);
         let due = VERSIONS_MAX.min(size.pages() - first);
@@ -206,7 +202,7 @@ impl Client {
         index: usize,
         version: Version,
     ) -> bool {
-        let page = self.config.slab_size.page(slab, index);
+        let page = self.size.page(slab, index);
         let writer = self.ops.writer(space, page);
         version <= self.spaces[space].slabs[slab].version(index)
             || self.may_be_parity(space, slab, version)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{GRACE, TRIALS_MAX, TRIALS_OPEN_MAX};
 use crate::client::index::{OpIndex, SpaceIndex};
-use crate::client::ops::{Kind, Operation, Stage};
+use crate::client::ops::{Kind, Operation, Ops, Stage};
 use crate::client::peer::PeerSet;
 use crate::client::questions::{Patience, Question};
 use crate::client::slab::Phase;
@@ -25,33 +25,30 @@ impl Client {
     }
 
     /// The slab's writes go nowhere before the control plane has answered.
-    pub(in crate::client) fn wait_for_map(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        self.wait_for_answers(now, space, slab, None, |_, asked| asked == slab);
+    pub(in crate::client) fn wait_for_map(&mut self, space: SpaceIndex, slab: SlabNo) {
+        self.wait_for_answers((space, slab), None, |asked| asked == slab);
     }
 
     /// The same, for answers about its group. What it needs first is had from servers: until something was asked, what waits has its
     /// own time to show whether there are answers.
-    pub(in crate::client) fn wait_for_map_of_group(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
+    pub(in crate::client) fn wait_for_map_of_group(&mut self, space: SpaceIndex, slab: SlabNo) {
         let layout = self.spaces[space].layout;
         let group = layout.group(slab);
         let waiting = self.waiting_for(space, slab);
         let writes = waiting.iter().map(|op| self.ops.peek(*op)).filter(|op| op.kind != Kind::Read && !op.is_own);
         let since = writes.map(|op| op.since).min();
-        self.wait_for_answers(now, space, slab, since, |client, asked| {
-            client.spaces[space].layout.group(asked) == group
-        });
+        self.wait_for_answers((space, slab), since, |asked| layout.group(asked) == group);
     }
 
     fn wait_for_answers(
         &mut self,
-        now: Time,
-        space: SpaceIndex,
-        slab: SlabNo,
+        (space, slab): (SpaceIndex, SlabNo),
         since: Option<Time>,
-        about: impl Fn(&Client, SlabNo) -> bool,
+        about: impl Fn(SlabNo) -> bool,
     ) {
+        let now = self.now;
         let Some((patience, _)) = self.unmapped_end() else { return };
-        let Some(at) = self.answer_late_at(now, patience, space, since, |asked| about(self, asked)) else { return };
+        let Some(at) = self.answer_late_at(now, patience, space, since, about) else { return };
         // Other times are those of questions, and looked at anyway ([`Client::overdue_at`]).
         let is_own_time = since.is_some_and(|since| at == since + self.grace());
         if at <= now {
@@ -117,7 +114,7 @@ impl Client {
         let Some((_, failure)) = self.unmapped_end() else { return };
         let ended = match failure {
             Failure::Declined => self.decline_ops(space, slab, now),
-            failure => self.fail_waiting(space, slab, |_, op| op.kind != Kind::Read, failure),
+            failure => self.fail_waiting((space, slab), |_, op| op.kind != Kind::Read, failure),
         };
         self.stats.unmapped += ended as u64;
     }
@@ -125,13 +122,12 @@ impl Client {
     /// Ends what callers wait for, of what has not begun. The client's own can wait.
     fn fail_waiting(
         &mut self,
-        space: SpaceIndex,
-        slab: SlabNo,
-        fits: impl Fn(&Client, &Operation) -> bool,
+        (space, slab): (SpaceIndex, SlabNo),
+        fits: impl Fn(&Ops, &Operation) -> bool,
         failure: Failure,
     ) -> usize {
         let mut waiting = self.waiting_for(space, slab);
-        waiting.retain(|op| !self.ops.peek(*op).is_own && fits(self, self.ops.peek(*op)));
+        waiting.retain(|op| !self.ops.peek(*op).is_own && fits(&self.ops, self.ops.peek(*op)));
         waiting.iter().for_each(|op| self.fail_op(*op, failure));
         waiting.len()
     }
@@ -191,9 +187,9 @@ impl Client {
                 Phase::Open => self.end_late(space, slab),
                 // Writes are declined after another time.
                 _ if self.config.map_patience.is_some() => {
-                    self.fail_waiting(space, slab, |_, op| op.kind == Kind::Read, Failure::Silent)
+                    self.fail_waiting((space, slab), |_, op| op.kind == Kind::Read, Failure::Silent)
                 }
-                _ => self.fail_waiting(space, slab, |_, _| true, Failure::Silent),
+                _ => self.fail_waiting((space, slab), |_, _| true, Failure::Silent),
             };
             self.stats.unmapped += ended as u64;
         }
@@ -204,16 +200,16 @@ impl Client {
         let required = self.required(space, slab);
         let missing = self.missing(space, slab, required);
         let is_gone = missing == required && !self.is_grouped(space, slab);
-        let is_left = |client: &Client, op: OpIndex| {
-            let operation = client.ops.peek(op);
+        let is_left = |op: OpIndex| {
+            let operation = self.ops.peek(op);
             match operation.kind {
-                Kind::Read => is_gone && !client.is_answer_coming(op),
+                Kind::Read => is_gone && !self.is_answer_coming(op),
                 Kind::Write { .. } => !operation.is_reported && required.minus(operation.acked).is_subset_of(missing),
             }
         };
         let begun = |op: &Operation| op.stage == Stage::Active && !op.is_own && op.space == space;
         let mut active = self.ops.select(|op| begun(op) && self.slab_of(op.page) == Some(slab));
-        active.retain(|op| is_left(self, *op));
+        active.retain(|op| is_left(*op));
         let mut ended = 0;
         // A copy in the making that catches up is waited for as long as it answers; without it a write is done that all others have.
         let joining = self.spaces[space].slabs[slab].repair.as_ref().and_then(|repair| repair.catches_up());
@@ -232,10 +228,10 @@ impl Client {
             }
         }
         // Behind one that is not done before the map is changed; others get their turn.
-        let is_behind_reported = |client: &Client, op: &Operation| {
-            let writer = client.ops.writer(space, op.page);
-            op.kind != Kind::Read && writer.is_some_and(|writer| client.ops.peek(writer).is_reported)
+        let is_behind_reported = |ops: &Ops, op: &Operation| {
+            let writer = ops.writer(space, op.page);
+            op.kind != Kind::Read && writer.is_some_and(|writer| ops.peek(writer).is_reported)
         };
-        ended + self.fail_waiting(space, slab, is_behind_reported, Failure::Silent)
+        ended + self.fail_waiting((space, slab), is_behind_reported, Failure::Silent)
     }
 }
