@@ -52,6 +52,7 @@ mod index;
 mod ledger;
 mod leftovers;
 mod load;
+mod map;
 mod open;
 mod ops;
 mod outcome;
@@ -59,6 +60,7 @@ mod pages;
 mod parity;
 mod peer;
 mod peers;
+mod pool;
 mod questions;
 mod read_queue;
 mod receive;
@@ -69,6 +71,7 @@ mod returns;
 mod scrub;
 mod sealed;
 mod servers;
+mod sessions;
 mod slab;
 mod stats;
 mod tables;
@@ -86,7 +89,8 @@ use std::time::Duration;
 use crate::control::{ControlReply, ControlRequest, QuestionId};
 use crate::crypto::Entropy;
 use crate::crypto::entropy::SharedEntropy;
-use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, SlabSize, Time, content_of};
+use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, Time, content_of};
+use pool::Pool;
 
 pub use config::{ClientConfig, Fault};
 pub use exchange::WINDOW_MAX;
@@ -107,51 +111,25 @@ pub use tables::{SPARES_MAX, SpareTable};
 pub use vacate::GIVE_BACK_AFTER;
 pub use view::PageRun;
 
-use agenda::Agenda;
 use confirm::Confirms;
-use exchange::{ExchangeId, Exchanges, Request};
-use index::{List, PeerIndex, SpaceIndex};
 use ledger::Ledger;
-use leftovers::Leftovers;
-use load::LoadWatch;
 use ops::Ops;
 use parity::Parity;
-use peers::Peers;
-use questions::Questions;
 use read_queue::ReadQueue;
 use redundancy::Redundancy;
-use returns::Returns;
-use slab::Space;
-use tables::Tables;
 
 /// A client of a pool, with all the spaces that it has attached.
 #[derive(Debug)]
 pub struct Client {
-    config: ClientConfig,
-    entropy: SharedEntropy,
-    peers: Peers,
-    returns: List<PeerIndex, Returns>,
-    spaces: List<SpaceIndex, Space>,
-    size: SlabSize,
-    exchanges: Exchanges,
+    pool: Pool,
     ops: Ops,
     read_queue: ReadQueue,
     confirms: Confirms,
     redundancy: Redundancy,
     parity: Parity,
     ledger: Ledger,
-    tables: Tables,
     /// The payload of the reply that is being looked at; a page's room.
     reply: Box<[u8]>,
-    agenda: Agenda,
-    load: LoadWatch,
-    questions: Questions,
-    /// Sealed spaces that are not as they should be.
-    watched: Vec<SpaceIndex>,
-    leftovers: Leftovers,
-    /// When something last came.
-    now: Time,
-    stats: ClientStats,
     /// How often a slab was looked at.
     #[cfg(test)]
     advanced: u64,
@@ -159,34 +137,16 @@ pub struct Client {
 
 impl Client {
     pub fn new(config: ClientConfig, entropy: Box<dyn Entropy>) -> Client {
-        let entropy = SharedEntropy::new(entropy);
-        let size = config.slab_size;
-        let tables = Tables::new(size);
-        let exchanges = Exchanges::new(config.questions_max);
-        let ops = Ops::new(size, config.error_after.is_some());
+        let ops = Ops::new(config.slab_size, config.error_after.is_some());
         Client {
-            config,
-            peers: Peers::new(entropy.clone()),
-            entropy,
-            returns: List::default(),
-            spaces: List::default(),
-            size,
-            exchanges,
+            pool: Pool::new(config, SharedEntropy::new(entropy)),
             ops,
             read_queue: ReadQueue::default(),
             confirms: Confirms::default(),
             redundancy: Redundancy::new(),
             parity: Parity::new(),
             ledger: Ledger::default(),
-            tables,
             reply: vec![0; SEALED_SIZE].into(),
-            agenda: Agenda::default(),
-            load: LoadWatch::default(),
-            questions: Questions::default(),
-            watched: Vec::new(),
-            leftovers: Leftovers::default(),
-            now: Time::default(),
-            stats: ClientStats::default(),
             #[cfg(test)]
             advanced: 0,
         }
@@ -198,19 +158,15 @@ impl Client {
     /// # Errors
     /// More than [`SERVERS_MAX`]; one that has answered elsewhere.
     pub fn add_server(&mut self, now: Time, info: ServerInfo) -> Result<(), ClientError> {
-        self.peers.add(now, info, &self.config)?;
-        while self.returns.len() < self.peers.iter().len() {
-            self.returns.push(Returns::new());
-        }
-        Ok(())
+        self.pool.sessions.add(now, info, &self.pool.config)
     }
 
     /// Takes note of where a server says it is. One that is silent is greeted there too, at once if that is news; one that
     /// answers, but says that it has begun a new life, is asked for a sign of the old one. `false` if no such server is known.
     pub fn hint(&mut self, now: Time, hint: &Hint) -> bool {
-        let peer = self.peers.of(hint.server);
-        if let Some(peer) = peer.filter(|peer| self.peers[*peer].hint(now, hint)) {
-            self.peers.greet(peer, &self.config);
+        let peer = self.pool.sessions.peers.of(hint.server);
+        if let Some(peer) = peer.filter(|peer| self.pool.sessions.peers[*peer].hint(now, hint)) {
+            self.pool.sessions.peers.greet(peer, &self.pool.config);
         }
         peer.is_some()
     }
@@ -300,12 +256,12 @@ impl Client {
 
     /// A question for the control plane, to be answered by [`Client::on_control`]. Asked again if no answer comes.
     pub fn poll_control(&mut self, now: Time) -> Option<(QuestionId, ControlRequest)> {
-        self.questions.poll(now)
+        self.pool.map.questions.poll(now)
     }
 
     /// An answer of the control plane. Answers to questions that are settled are of no use any more.
     pub fn on_control(&mut self, now: Time, id: QuestionId, reply: ControlReply) {
-        if let Some(question) = self.questions.receive(now, id, &reply) {
+        if let Some(question) = self.pool.map.questions.receive(now, id, &reply) {
             self.control_answered(now, question, reply);
             self.settle(now);
         }
@@ -313,60 +269,38 @@ impl Client {
 
     /// Gives up what a server has, for good: as if it had come back empty.
     pub fn forget_content(&mut self, now: Time, server: crate::units::ServerId) {
-        if let Some(peer) = self.peers.of(server) {
+        if let Some(peer) = self.pool.sessions.peers.of(server) {
             self.content_lost(peer);
             self.settle(now);
         }
     }
 
     pub fn stats(&self) -> &ClientStats {
-        &self.stats
+        &self.pool.stats
     }
 
     /// Replaces [`ClientConfig::scrub_pass`] from now on.
     pub fn set_scrub_pass(&mut self, pass: Option<Duration>) {
-        self.config.scrub_pass = pass;
+        self.pool.config.scrub_pass = pass;
     }
 
     /// Replaces [`ClientConfig::keep_after`] from now on.
     pub fn set_keep_after(&mut self, keep_after: Duration) {
-        self.config.keep_after = keep_after;
+        self.pool.config.keep_after = keep_after;
     }
 
     /// Asks every server how it is. What they say is in [`Client::servers`] as it comes; what gets lost is not asked
     /// for again.
     pub fn ask_reports(&mut self) {
-        self.peers.indices().for_each(|peer| self.peers[peer].ask_report());
+        self.pool.sessions.peers.indices().for_each(|peer| self.pool.sessions.peers[peer].ask_report());
     }
 
     /// Asks a server to be drained, or not to be. Its answer is in [`Client::servers`]; a request that gets lost is not
     /// made again.
     pub fn ask_drain(&mut self, server: crate::units::ServerId, drain: Drain) {
-        if let Some(peer) = self.peers.of(server) {
-            self.peers[peer].ask_drain(drain);
+        if let Some(peer) = self.pool.sessions.peers.of(server) {
+            self.pool.sessions.peers[peer].ask_drain(drain);
         }
-    }
-
-    fn has(&self, fault: Fault) -> bool {
-        self.config.fault == Some(fault)
-    }
-
-    fn slab_of(&self, page: PageNo) -> Option<SlabNo> {
-        self.size.slab(page)
-    }
-
-    /// A request to one server; waits in its queue until it may be sent.
-    fn ask(&mut self, request: Request) -> bool {
-        self.ask_for(request).is_some()
-    }
-
-    fn ask_for(&mut self, request: Request) -> Option<ExchangeId> {
-        let Some(id) = self.exchanges.begin(request) else {
-            self.wait_for_room(request.space, self.slab_of(request.page));
-            return None;
-        };
-        self.peers[request.peer].queue(request.class, id, &self.exchanges);
-        Some(id)
     }
 }
 

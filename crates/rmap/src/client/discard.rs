@@ -30,9 +30,9 @@ impl Client {
     }
 
     pub(super) fn begin_discard(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let size = self.size;
-        let Some(state) = self.spaces[space].slabs.get(slab) else { return false };
-        let owned = self.spaces[space].tenure == Tenure::Owner && !self.spaces[space].is_taken;
+        let size = self.pool.map.size;
+        let Some(state) = self.pool.map.spaces[space].slabs.get(slab) else { return false };
+        let owned = self.pool.map.spaces[space].tenure == Tenure::Owner && !self.pool.map.spaces[space].is_taken;
         if !matches!(state.phase, Phase::Open) || state.pending.is_some() || !owned {
             return false;
         }
@@ -41,18 +41,18 @@ impl Client {
         if busy || self.read_queue.any_of(space, slab, size) || self.redundancy.copies.any_of(space, slab) {
             return false;
         }
-        if self.is_in_frozen(space, slab) {
+        if self.pool.map.is_in_frozen(space, slab) {
             self.dissolve_for(space, slab);
             return false;
         }
         self.note_change(space, slab);
         // Now, and not when the map has changed: what is written from now on waits for the next life.
-        let Some(epoch) = self.spaces[space].next_version(false) else { return false };
+        let Some(epoch) = self.pool.map.spaces[space].next_version(false) else { return false };
         self.abort_repair(space, slab);
-        let state = &mut self.spaces[space].slabs[slab];
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
         (state.phase, state.epoch) = (Phase::Leaving, epoch);
         state.doubt = None;
-        self.propose(space, slab, MapEntry::empty());
+        self.pool.map.propose(space, slab, MapEntry::empty());
         true
     }
 
@@ -62,18 +62,18 @@ impl Client {
     /// A slab leaves the map before its servers may lend it again, so that no owner ever looks for it there.
     pub fn give_back(&mut self, now: Time, space: SpaceRef) -> usize {
         const AT_A_TIME: usize = 32;
-        let mut asked = self.questions.len();
+        let mut asked = self.pool.map.questions.len();
         let mut left = 0;
-        if self.spaces[space.0].tenure == Tenure::Owner {
+        if self.pool.map.spaces[space.0].tenure == Tenure::Owner {
             self.forget_parity(space.0);
         }
-        for slab in self.spaces[space.0].slabs.indices() {
-            let state = &self.spaces[space.0].slabs[slab];
+        for slab in self.pool.map.spaces[space.0].slabs.indices() {
+            let state = &self.pool.map.spaces[space.0].slabs[slab];
             left += usize::from(!matches!(state.phase, Phase::Vacant | Phase::Lost));
-            let owned = self.spaces[space.0].tenure == Tenure::Owner;
+            let owned = self.pool.map.spaces[space.0].tenure == Tenure::Owner;
             if owned && matches!(state.phase, Phase::Open) && state.pending.is_none() && asked < AT_A_TIME {
                 self.abort_repair(space.0, slab);
-                self.propose(space.0, slab, MapEntry::lost());
+                self.pool.map.propose(space.0, slab, MapEntry::lost());
                 asked += 1;
             }
         }

@@ -23,6 +23,8 @@ use super::peer::PeerSet;
 use super::sealed::{Tenure, Watch};
 use super::slab::{Phase, Space};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
+use crate::client::map::Map;
+use crate::client::pool::Pool;
 use crate::units::{Class, PageNo, SlabNo, Time, Version};
 use crate::wire::message::{Op as Wire, Status};
 
@@ -37,36 +39,18 @@ impl Role {
 }
 
 impl Client {
-    /// Makes sure that a server knows this owner. `true` if it does. One that does not answer is told when it does.
-    pub(super) fn fence(&mut self, space: SpaceIndex, peer: PeerIndex) -> bool {
-        let state = &mut self.spaces[space];
-        if state.fenced_at.has(peer) {
-            return true;
-        }
-        if !state.fencing.has(peer) && !state.refusing.has(peer) && self.peers[peer].is_up() {
-            let owner = if state.tenure.changes_map() { state.owner } else { 0 };
-            let (page, version) = (PageNo(0), Version::from_bits(owner));
-            let role = Role::Fence;
-            let request = Request { role, peer, op: Wire::Fence, class: Class::Demand, space, page, version };
-            if self.ask(request) {
-                self.spaces[space].fencing.insert(peer);
-            }
-        }
-        false
-    }
-
     pub(super) fn fence_answered(&mut self, space: SpaceIndex, peer: PeerIndex, status: Status) {
-        let state = &mut self.spaces[space];
+        let state = &mut self.pool.map.spaces[space];
         state.fencing.remove(peer);
         let was_asked = state.unknown_at.has(peer);
         if status == Status::Ok {
-            self.was_let_in(space, peer);
+            self.pool.was_let_in(space, peer);
         } else {
             self.was_not_let_in(space, peer);
         }
-        self.spaces[space].unknown_at.remove(peer);
+        self.pool.map.spaces[space].unknown_at.remove(peer);
         self.redundancy.reservations.poll_soon(space);
-        self.mark_all_of(space);
+        self.pool.map.mark_all_of(space);
         if was_asked && status == Status::Ok {
             self.ask_again(space);
         } else if was_asked {
@@ -74,22 +58,14 @@ impl Client {
         }
     }
 
-    /// A server knows this owner from now on. Until then one before it might have been lent something there.
-    fn was_let_in(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        self.spaces[space].fenced_at.insert(peer);
-        self.spaces[space].disbelieved.remove(peer);
-        self.leftovers.forget(|of, at| (of, at) == (space, peer));
-        self.look_for_leftovers_again(space, peer);
-    }
-
     /// A server has no room for one more space, or says that this one has a newer owner and is not believed.
     fn was_not_let_in(&mut self, space: SpaceIndex, peer: PeerIndex) {
         let mut was_wanted = false;
-        self.spaces[space].looked_at.insert(peer);
+        self.pool.map.spaces[space].looked_at.insert(peer);
         self.redundancy.reservations.keeps_nothing(space, peer);
-        self.returns[peer].forget(space);
-        for slab in self.spaces[space].slabs.indices() {
-            let state = &mut self.spaces[space].slabs[slab];
+        self.pool.sessions.returns[peer].forget(space);
+        for slab in self.pool.map.spaces[space].slabs.indices() {
+            let state = &mut self.pool.map.spaces[space].slabs[slab];
             if let Phase::Granting(candidates) = &mut state.phase {
                 was_wanted |= candidates.asked.iter().any(|candidate| candidate.peer == peer);
                 candidates.refuse(|candidate| candidate.peer == peer);
@@ -100,14 +76,14 @@ impl Client {
             }
         }
         if was_wanted {
-            self.peers[peer].found_full();
+            self.pool.sessions.peers[peer].found_full();
         }
     }
 
     /// So it has no copy of its slabs either.
     fn has_nothing(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        for slab in self.spaces[space].slabs.indices() {
-            if self.peers_of(&self.spaces[space].slabs[slab].entry).has(peer) {
+        for slab in self.pool.map.spaces[space].slabs.indices() {
+            if self.pool.sessions.peers_of(&self.pool.map.spaces[space].slabs[slab].entry).has(peer) {
                 self.copy_lost(space, slab, peer);
             }
         }
@@ -117,12 +93,12 @@ impl Client {
     /// was told for that already, or by an owner or keeper.
     pub(super) fn is_to_be_notified(&mut self, exchange: &Exchange) -> bool {
         let Exchange { role, space, peer, .. } = *exchange;
-        let state = &mut self.spaces[space];
+        let state = &mut self.pool.map.spaces[space];
         let is_reader = state.tenure == Tenure::Reader;
         if !is_reader || !role.is_about_copy() || state.notified_again.has(peer) {
             return false;
         }
-        self.stats.notified_again += 1;
+        self.pool.stats.notified_again += 1;
         state.notified_again.insert(peer);
         state.unknown_at.insert(peer);
         state.fenced_at.remove(peer);
@@ -130,12 +106,12 @@ impl Client {
         // What else is under way there would be answered so, too, and may be so after it was told.
         for slot in 0..EXCHANGES_MAX {
             let ours = |e: &Exchange| e.space == space && e.peer == peer && e.role.is_about_copy();
-            if let Some(other) = self.exchanges.at(slot).filter(ours) {
-                self.end_exchange(other.id);
+            if let Some(other) = self.pool.sessions.exchanges.at(slot).filter(ours) {
+                self.pool.sessions.end_exchange(other.id);
                 self.is_not_asked(&other);
             }
         }
-        self.fence(space, peer);
+        self.pool.fence(space, peer);
         true
     }
 
@@ -146,14 +122,14 @@ impl Client {
             self.ops.get(op).sent.remove(peer);
         }
         self.was_cancelled(exchange);
-        if let Some(slab) = self.slab_of(page).filter(|_| role == Role::Versions) {
-            self.list_again(space, slab, peer);
+        if let Some(slab) = self.pool.map.slab_of(page).filter(|_| role == Role::Versions) {
+            self.pool.map.list_again(space, slab, peer);
         }
     }
 
     /// A server says that another client has a newer generation of the space. Of a sealed one the map tells whether that is so.
     pub(super) fn says_newer(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        let state = &mut self.spaces[space];
+        let state = &mut self.pool.map.spaces[space];
         if matches!(state.tenure, Tenure::Reader | Tenure::Keeper) {
             state.accused.insert(peer);
             // What is being looked up may be from before.
@@ -162,23 +138,12 @@ impl Client {
         self.space_taken(space);
     }
 
-    /// The map knows of no newer generation than those have heard of who said so.
-    pub(super) fn refuse_accused(&mut self, now: Time, space: SpaceIndex) {
-        let state = &mut self.spaces[space];
-        let accused = std::mem::take(&mut state.accused);
-        if !accused.is_empty() {
-            state.refusing = state.refusing.union(accused);
-            state.refused_until = now + REFUSED_FOR;
-            self.mark_at(now + REFUSED_FOR, space, SlabNo(0));
-        }
-    }
-
     /// Those who refused are asked again when it is time.
     pub(super) fn end_refusal(&mut self, now: Time, space: SpaceIndex) {
-        let state = &mut self.spaces[space];
+        let state = &mut self.pool.map.spaces[space];
         if !state.refusing.is_empty() && now >= state.refused_until {
             state.refusing = PeerSet::default();
-            self.mark_all_of(space);
+            self.pool.map.mark_all_of(space);
             self.ask_again(space);
         }
     }
@@ -186,16 +151,9 @@ impl Client {
     /// A page has no copy that may be asked, but for those whose servers refuse. `true` if it has waited for them for long enough.
     pub(super) fn is_refused(&self, op: OpIndex, slab: SlabNo) -> bool {
         let Operation { space, since, .. } = *self.ops.peek(op);
-        let copies = self.sound_copies(space, slab);
-        let all_refuse = !copies.is_empty() && copies.is_subset_of(self.spaces[space].refusing);
-        all_refuse && self.config.error_after.is_some_and(|error_after| self.now.since(since) >= error_after)
-    }
-
-    /// Servers that said not to know this reader, and could not be told at once.
-    pub(super) fn notify_who_asked(&mut self, space: SpaceIndex) {
-        for peer in self.spaces[space].unknown_at.iter() {
-            self.fence(space, peer);
-        }
+        let copies = self.pool.sound_copies(space, slab);
+        let all_refuse = !copies.is_empty() && copies.is_subset_of(self.pool.map.spaces[space].refusing);
+        all_refuse && self.pool.config.error_after.is_some_and(|error_after| self.pool.now.since(since) >= error_after)
     }
 
     /// Servers may be asked that could not be until now: reads that wait for that go on.
@@ -207,10 +165,58 @@ impl Client {
             }
         }
     }
+}
+
+impl Pool {
+    /// Makes sure that a server knows this owner. `true` if it does. One that does not answer is told when it does.
+    pub(super) fn fence(&mut self, space: SpaceIndex, peer: PeerIndex) -> bool {
+        let state = &mut self.map.spaces[space];
+        if state.fenced_at.has(peer) {
+            return true;
+        }
+        if !state.fencing.has(peer) && !state.refusing.has(peer) && self.sessions.peers[peer].is_up() {
+            let owner = if state.tenure.changes_map() { state.owner } else { 0 };
+            let (page, version) = (PageNo(0), Version::from_bits(owner));
+            let role = Role::Fence;
+            let request = Request { role, peer, op: Wire::Fence, class: Class::Demand, space, page, version };
+            if self.ask(request) {
+                self.map.spaces[space].fencing.insert(peer);
+            }
+        }
+        false
+    }
+
+    /// A server knows this owner from now on. Until then one before it might have been lent something there.
+    fn was_let_in(&mut self, space: SpaceIndex, peer: PeerIndex) {
+        self.map.spaces[space].fenced_at.insert(peer);
+        self.map.spaces[space].disbelieved.remove(peer);
+        self.map.leftovers.forget(|of, at| (of, at) == (space, peer));
+        self.look_for_leftovers_again(space, peer);
+    }
+
+    /// Servers that said not to know this reader, and could not be told at once.
+    pub(super) fn notify_who_asked(&mut self, space: SpaceIndex) {
+        for peer in self.map.spaces[space].unknown_at.iter() {
+            self.fence(space, peer);
+        }
+    }
 
     /// Copies that may be asked for a page, whether their servers answer or not.
     pub(super) fn copies_to_read(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        let Space { unknown_at, refusing, .. } = &self.spaces[space];
+        let Space { unknown_at, refusing, .. } = &self.map.spaces[space];
         self.sound_copies(space, slab).minus(*unknown_at).minus(*refusing)
+    }
+}
+
+impl Map {
+    /// The map knows of no newer generation than those have heard of who said so.
+    pub(super) fn refuse_accused(&mut self, now: Time, space: SpaceIndex) {
+        let state = &mut self.spaces[space];
+        let accused = std::mem::take(&mut state.accused);
+        if !accused.is_empty() {
+            state.refusing = state.refusing.union(accused);
+            state.refused_until = now + REFUSED_FOR;
+            self.mark_at(now + REFUSED_FOR, space, SlabNo(0));
+        }
     }
 }

@@ -24,6 +24,7 @@ use super::open::Listing;
 use super::peer::PeerSet;
 use super::slab::Slab;
 use crate::client::index::{CopyIndex, SpaceIndex};
+use crate::client::pool::Pool;
 use crate::crypto::Rejected;
 use crate::units::{PAGE_SIZE, SEALED_SIZE, SlabNo, Version};
 
@@ -53,12 +54,6 @@ impl Slab {
 }
 
 impl Client {
-    /// Copies of a slab that nothing speaks against.
-    pub(super) fn sound_copies(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        let state = &self.spaces[space].slabs[slab];
-        self.peers_of(&state.entry).minus(state.failed).minus(state.behind)
-    }
-
     /// The content that a copy was asked for, in the version in which the other copy gets it.
     pub(super) fn seal_anew(
         &mut self,
@@ -67,8 +62,8 @@ impl Client {
         version: Version,
         renewed: Version,
     ) -> Result<(), Rejected> {
-        let page = self.size.page(slab, index);
-        let key = &self.spaces[space].key;
+        let page = self.pool.map.size.page(slab, index);
+        let key = &self.pool.map.spaces[space].key;
         let room =
             self.redundancy.copies.buffer(copy).first_chunk_mut::<SEALED_SIZE>().ok_or(Rejected::NotAuthentic)?;
         let mut content = [0; PAGE_SIZE];
@@ -76,5 +71,13 @@ impl Client {
         room[..PAGE_SIZE].copy_from_slice(&content);
         key.seal(page, renewed, room);
         Ok(())
+    }
+}
+
+impl Pool {
+    /// Copies of a slab that nothing speaks against.
+    pub(super) fn sound_copies(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
+        let state = &self.map.spaces[space].slabs[slab];
+        self.sessions.peers_of(&state.entry).minus(state.failed).minus(state.behind)
     }
 }

@@ -22,12 +22,12 @@ pub struct PageRun {
 impl Client {
     /// What is known of each server, in the order they were added.
     pub fn servers(&self) -> impl Iterator<Item = ServerView> {
-        self.peers.iter().map(Peer::view)
+        self.pool.sessions.peers.iter().map(Peer::view)
     }
 
     /// Pages of replies that may be under way now: fewer after losses.
     pub fn window(&self) -> usize {
-        self.exchanges.window
+        self.pool.sessions.exchanges.window
     }
 
     /// Reads that wait for a server that is silent, at most [`QUEUED_READS_MAX`](super::QUEUED_READS_MAX): they keep no
@@ -38,17 +38,17 @@ impl Client {
 
     /// How each server is reached, in the order they were added.
     pub fn reach(&self) -> impl Iterator<Item = (ServerId, Reach)> {
-        self.peers.iter().map(|peer| (peer.info().id, peer.reach()))
+        self.pool.sessions.peers.iter().map(|peer| (peer.info().id, peer.reach()))
     }
 
     /// Smoothed round trip to a server.
     pub fn round_trip(&self, server: ServerId) -> Option<Duration> {
-        self.peers.of(server).map(|peer| self.peers[peer].round_trip())
+        self.pool.sessions.peers.of(server).map(|peer| self.pool.sessions.peers[peer].round_trip())
     }
 
     /// Slabs of a space that have all their copies in sync, and those that have some.
     pub fn in_sync(&self, space: SpaceRef) -> (usize, usize) {
-        let held = self.spaces[space.0].slabs.enumerate().filter(|(_, slab)| !slab.entry.replicas.is_empty());
+        let held = self.pool.map.spaces[space.0].slabs.enumerate().filter(|(_, slab)| !slab.entry.replicas.is_empty());
         held.fold((0, 0), |(whole, held), (number, slab)| {
             let is_whole = slab.entry.replicas.len() >= self.wanted_copies(space.0, number);
             (whole + usize::from(is_whole), held + 1)
@@ -57,25 +57,25 @@ impl Client {
 
     /// What this client may do with a space now.
     pub fn tenure(&self, space: SpaceRef) -> Tenure {
-        self.spaces[space.0].tenure
+        self.pool.map.spaces[space.0].tenure
     }
 
     /// Whether another owner has the space, or there is none any more: all that is asked of it fails.
     pub fn is_taken(&self, space: SpaceRef) -> bool {
-        self.spaces[space.0].is_taken
+        self.pool.map.spaces[space.0].is_taken
     }
 
     /// Whether every copy of the map has the same, and nothing is under way that could change that: then it may be sealed.
     pub fn is_even(&self, space: SpaceRef) -> bool {
         let even = |slab: &Slab| matches!(slab.phase, Phase::Vacant | Phase::Open | Phase::Lost);
         let writes = self.ops.any(|op| op.space == space.0 && op.kind != ops::Kind::Read);
-        !writes && self.spaces[space.0].slabs.iter().all(|slab| even(slab) && slab.pending.is_none())
+        !writes && self.pool.map.spaces[space.0].slabs.iter().all(|slab| even(slab) && slab.pending.is_none())
     }
 
     /// How many pages from `page` on, at most `max`, are alike in being holes or not. Ends with the slab.
     pub fn page_run(&self, space: SpaceRef, page: PageNo, max: u64) -> PageRun {
-        let (space_idx, space, size) = (space.0, &self.spaces[space.0], self.size);
-        let Some(slab) = self.slab_of(page).and_then(|slab| space.slabs.get(slab)) else {
+        let (space_idx, space, size) = (space.0, &self.pool.map.spaces[space.0], self.pool.map.size);
+        let Some(slab) = self.pool.map.slab_of(page).and_then(|slab| space.slabs.get(slab)) else {
             return PageRun { pages: max, hole: false };
         };
         let index = size.index(page);
@@ -101,9 +101,10 @@ impl Client {
 
     /// Whether nothing is under way: no operation, no copy, no question.
     pub fn is_idle(&self) -> bool {
-        let transfers =
-            |space: SpaceIndex, slab| !self.spaces[space].is_taken && self.transfer_of(space, slab).is_some();
-        let transfers = self.agenda.timed().any(|(space, slab)| transfers(space, slab));
+        let transfers = |space: SpaceIndex, slab| {
+            !self.pool.map.spaces[space].is_taken && self.pool.map.transfer_of(space, slab).is_some()
+        };
+        let transfers = self.pool.map.agenda.timed().any(|(space, slab)| transfers(space, slab));
         !transfers
             && self.ops.is_idle()
             && self.read_queue.is_empty()
@@ -111,17 +112,21 @@ impl Client {
             && self.redundancy.copies.is_idle()
             && self.parity.stripes.is_idle()
             && self.is_ledger_idle()
-            && self.questions.is_empty()
+            && self.pool.map.questions.is_empty()
     }
 
     /// How long the control plane has not answered what was asked first of all that is open.
     pub fn control_silent_for(&self, now: Time) -> Option<Duration> {
-        self.questions.silent_for(now)
+        self.pool.map.questions.silent_for(now)
     }
 
     /// Whether no request to a server that answers and no question to the control plane is unanswered.
     pub fn is_settled(&self) -> bool {
-        let open = self.exchanges.find(|e| e.role != exchange::Role::Scrub && !self.peers[e.peer].is_down());
-        self.questions.is_empty() && open.is_none() && !self.is_returning()
+        let open = self
+            .pool
+            .sessions
+            .exchanges
+            .find(|e| e.role != exchange::Role::Scrub && !self.pool.sessions.peers[e.peer].is_down());
+        self.pool.map.questions.is_empty() && open.is_none() && !self.pool.sessions.is_returning()
     }
 }

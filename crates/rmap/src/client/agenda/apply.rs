@@ -2,9 +2,50 @@
 
 use crate::client::Client;
 use crate::client::index::SpaceIndex;
+use crate::client::map::Map;
 use crate::units::{SlabNo, Time};
 
 impl Client {
+    /// Looks at every slab that something happened to, until nothing more follows.
+    pub(in crate::client) fn settle(&mut self, now: Time) {
+        self.pool.now = now;
+        self.resume_waiting();
+        loop {
+            while let Some((space, slab)) = self.next_slab() {
+                self.pool.map.agenda.begin((space, slab), &mut self.pool.map.spaces[space].slabs[slab].marks);
+                self.advance(now, space, slab);
+                self.pool.map.agenda.end();
+                self.wake_ledger(space, slab);
+                if !self.read_queue.is_empty() {
+                    self.resume_slab(space, slab);
+                }
+            }
+            if !(self.maintain_parity() | self.report_more()) {
+                break;
+            }
+        }
+        self.pool.send_looks();
+        self.pool.send_returns();
+    }
+
+    fn next_slab(&mut self) -> Option<(SpaceIndex, SlabNo)> {
+        let due = self.pool.map.agenda.next_due().or_else(|| self.redundancy.copies.next_waiting());
+        due.or_else(|| self.next_with_room())
+    }
+
+    /// A slab that can ask now what it could not: for itself, or for its pages.
+    fn next_with_room(&mut self) -> Option<(SpaceIndex, SlabNo)> {
+        let (space, slab) =
+            if self.pool.sessions.exchanges.has_room() { self.pool.map.agenda.next_waiting()? } else { return None };
+        self.pool.map.spaces[space].slabs[slab].marks.has_room();
+        if !self.pool.map.spaces[space].is_taken && !self.pool.map.spaces[space].is_stale {
+            self.map_settled(space, slab);
+        }
+        Some((space, slab))
+    }
+}
+
+impl Map {
     /// Something happened to a slab.
     pub(in crate::client) fn mark(&mut self, space: SpaceIndex, slab: SlabNo) {
         self.agenda.mark((space, slab), &mut self.spaces[space].slabs[slab].marks);
@@ -20,43 +61,6 @@ impl Client {
         while let Some((space, slab)) = self.agenda.poll(now) {
             self.mark(space, slab);
         }
-    }
-
-    /// Looks at every slab that something happened to, until nothing more follows.
-    pub(in crate::client) fn settle(&mut self, now: Time) {
-        self.now = now;
-        self.resume_waiting();
-        loop {
-            while let Some((space, slab)) = self.next_slab() {
-                self.agenda.begin((space, slab), &mut self.spaces[space].slabs[slab].marks);
-                self.advance(now, space, slab);
-                self.agenda.end();
-                self.wake_ledger(space, slab);
-                if !self.read_queue.is_empty() {
-                    self.resume_slab(space, slab);
-                }
-            }
-            if !(self.maintain_parity() | self.report_more()) {
-                break;
-            }
-        }
-        self.send_looks();
-        self.send_returns();
-    }
-
-    fn next_slab(&mut self) -> Option<(SpaceIndex, SlabNo)> {
-        let due = self.agenda.next_due().or_else(|| self.redundancy.copies.next_waiting());
-        due.or_else(|| self.next_with_room())
-    }
-
-    /// A slab that can ask now what it could not: for itself, or for its pages.
-    fn next_with_room(&mut self) -> Option<(SpaceIndex, SlabNo)> {
-        let (space, slab) = if self.exchanges.has_room() { self.agenda.next_waiting()? } else { return None };
-        self.spaces[space].slabs[slab].marks.has_room();
-        if !self.spaces[space].is_taken && !self.spaces[space].is_stale {
-            self.map_settled(space, slab);
-        }
-        Some((space, slab))
     }
 
     /// What is asked about a page found no room: its slab waits for some, and so does the one that is being looked at.

@@ -5,8 +5,10 @@ use std::time::Duration;
 use super::{Following, GroupParity, PAUSE_FIRST, PAUSE_MAX, PAUSED, SEEN_PATIENCE, is_paused};
 use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
+use crate::client::map::Map;
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::peer::PeerSet;
+use crate::client::pool::Pool;
 use crate::client::questions::Question;
 use crate::client::sealed::Tenure;
 use crate::client::slab::{Phase, Slab};
@@ -16,33 +18,19 @@ use crate::units::{Generation, SlabNo, Time, Version};
 use crate::wire::message::{Op as Wire, Status};
 
 impl Client {
-    pub(in crate::client) fn is_followed(&self, space: SpaceIndex) -> bool {
-        self.spaces[space].tenure == Tenure::Follower
-    }
-
-    /// The look that a read waits for that begins now.
-    pub(in crate::client) fn look_needed(&self, space: SpaceIndex) -> u64 {
-        let Following { asked, answered, .. } = self.spaces[space].following;
-        let of_space = |request: &ControlRequest| matches!(request, ControlRequest::Look { .. });
-        let is_sent =
-            |question: &Question| question.space == space && of_space(&question.request) && question.is_sent();
-        // One that is still here has seen nothing yet.
-        if asked > answered && !self.questions.iter().any(is_sent) { asked } else { asked + 1 }
-    }
-
     /// Begins a read, or goes on with one that waited.
     pub(in crate::client) fn try_follow(&mut self, op: OpIndex) {
         let Operation { space, page, look, .. } = *self.ops.peek(op);
-        if self.is_look_overdue(space) {
-            self.stats.unmapped += 1;
+        if self.pool.is_look_overdue(space) {
+            self.pool.stats.unmapped += 1;
             return self.fail_read(op, Failure::Silent);
         }
-        let is_mapped = |slab: SlabNo| !self.spaces[space].slabs[slab].entry.replicas.is_empty();
-        let is_careless = self.has(Fault::FollowsOldMaps) && self.slab_of(page).is_some_and(is_mapped);
-        if look <= self.spaces[space].following.answered || is_careless {
+        let is_mapped = |slab: SlabNo| !self.pool.map.spaces[space].slabs[slab].entry.replicas.is_empty();
+        let is_careless = self.pool.has(Fault::FollowsOldMaps) && self.pool.map.slab_of(page).is_some_and(is_mapped);
+        if look <= self.pool.map.spaces[space].following.answered || is_careless {
             self.ask_followed(op);
         } else if look != PAUSED {
-            self.look_at_map(space);
+            self.pool.map.look_at_map(space);
         }
     }
 
@@ -50,20 +38,20 @@ impl Client {
     /// answered decides.
     pub(in crate::client) fn ask_followed(&mut self, op: OpIndex) {
         let Operation { space, page, class, sent, acked, bad, version, .. } = *self.ops.peek(op);
-        let Some(number) = self.slab_of(page) else { return };
+        let Some(number) = self.pool.map.slab_of(page) else { return };
         if std::mem::take(&mut self.ops.get(op).has_paused) && self.ends_as_lost(op, number) {
             return self.fail_read(op, Failure::Lost);
         }
-        let slab = &self.spaces[space].slabs[number];
+        let slab = &self.pool.map.spaces[space].slabs[number];
         if slab.entry.empty || slab.entry == MapEntry::default() {
             self.drop_exchanges(op);
             return self.read_zero(op);
         }
-        if !slab.entry.is_sound() || slab.entry.lost && !self.may_come_back(space, number) {
+        if !slab.entry.is_sound() || slab.entry.lost && !self.pool.map.may_come_back(space, number) {
             return self.fail_read(op, Failure::Lost);
         }
-        let near = |peer: &PeerIndex| self.peers[*peer].round_trip();
-        let Some(peer) = self.copies_up(space, number).minus(sent).iter().min_by_key(near) else {
+        let near = |peer: &PeerIndex| self.pool.sessions.peers[*peer].round_trip();
+        let Some(peer) = self.pool.copies_up(space, number).minus(sent).iter().min_by_key(near) else {
             if self.is_answer_coming(op) {
                 return;
             }
@@ -72,36 +60,17 @@ impl Client {
             }
             return self.end_follow(op, number, version);
         };
-        let server = self.peers[peer].info().id;
+        let server = self.pool.sessions.peers[peer].info().id;
         let replica = slab.entry.replicas.iter().find(|replica| replica.server == server);
         let Some(version) = replica.map(|replica| replica.grant) else { return };
         let (role, wire) = (Role::Read { op }, Wire::ReadGranted);
         // Where too much is asked already, the slab is looked at again when there is room.
-        if self.ask(Request { role, peer, op: wire, class, space, page, version }) {
+        if self.pool.ask(Request { role, peer, op: wire, class, space, page, version }) {
             self.ops.activate(op);
             let operation = self.ops.get(op);
             operation.exchanges += 1;
             operation.sent.insert(peer);
         }
-    }
-
-    fn copies_up(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        self.copies_to_read(space, slab).iter().filter(|peer| !self.peers[*peer].is_down()).collect()
-    }
-
-    /// Whether a slab that has no copy is put together from others by whoever keeps the space.
-    fn may_come_back(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let state = &self.spaces[space];
-        let Some(group) = state.layout.group(slab) else { return false };
-        let lost = state.layout.members(group).filter(|member| state.slabs[*member].entry.lost).count();
-        lost <= 1 && state.following.parity.get(group) == Some(&GroupParity::There)
-    }
-
-    /// Whether the map says that the slab's group has parity.
-    pub(in crate::client) fn is_followed_group(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let state = &self.spaces[space];
-        let parity = state.layout.group(slab).and_then(|group| state.following.parity.get(group));
-        self.is_followed(space) && parity.is_some_and(|parity| *parity != GroupParity::None)
     }
 
     /// What it asked is of no use any more.
@@ -115,24 +84,24 @@ impl Client {
     /// No copy has the page now. Whoever writes the space sees to that, and the next map may tell.
     fn pause_follow(&mut self, op: OpIndex, slab: SlabNo) {
         let Operation { space, bad, .. } = *self.ops.peek(op);
-        if self.is_each_copy_of(space, slab, bad) {
+        if self.pool.is_each_copy_of(space, slab, bad) {
             return self.fail_read(op, Failure::Corrupt);
         }
-        let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
-        let copies = self.peers_of(entry);
-        if self.is_follow_overdue(op) && !self.is_each_copy_of(space, slab, *failed) {
+        let Slab { entry, failed, .. } = &self.pool.map.spaces[space].slabs[slab];
+        let copies = self.pool.sessions.peers_of(entry);
+        if self.is_follow_overdue(op) && !self.pool.is_each_copy_of(space, slab, *failed) {
             return self.fail_read(op, Failure::Silent);
         }
-        let following = &mut self.spaces[space].following;
+        let following = &mut self.pool.map.spaces[space].following;
         if following.retry_at.is_none() {
             following.pause = (following.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
-            following.retry_at = Some(self.now + following.pause);
+            following.retry_at = Some(self.pool.now + following.pause);
         }
         self.follow_anew(op);
         // Those of silent servers leave their slots to others.
-        let silent = !copies.is_empty() && copies.iter().all(|peer| self.peers[peer].is_down());
+        let silent = !copies.is_empty() && copies.iter().all(|peer| self.pool.sessions.peers[peer].is_down());
         if silent {
-            self.spaces[space].slabs[slab].failed = PeerSet::default();
+            self.pool.map.spaces[space].slabs[slab].failed = PeerSet::default();
         }
         if !(silent && self.queue_read(op)) {
             let operation = self.ops.get(op);
@@ -144,38 +113,27 @@ impl Client {
     /// given back, the map would say so. Whatever else copies said is asked again.
     fn ends_as_lost(&mut self, op: OpIndex, slab: SlabNo) -> bool {
         let space = self.ops.peek(op).space;
-        let failed = self.spaces[space].slabs[slab].failed;
+        let failed = self.pool.map.spaces[space].slabs[slab].failed;
         // Nobody sees to a space whose writer has ended.
-        let is_lost = self.is_each_copy_of(space, slab, failed) && self.is_follow_overdue(op);
+        let is_lost = self.pool.is_each_copy_of(space, slab, failed) && self.is_follow_overdue(op);
         if !is_lost {
-            self.spaces[space].slabs[slab].failed = PeerSet::default();
+            self.pool.map.spaces[space].slabs[slab].failed = PeerSet::default();
         }
         is_lost
     }
 
     fn is_follow_overdue(&self, op: OpIndex) -> bool {
         let since = self.ops.peek(op).since;
-        self.config.error_after.is_some_and(|error_after| self.now.since(since) >= error_after)
-    }
-
-    fn is_each_copy_of(&self, space: SpaceIndex, slab: SlabNo, set: PeerSet) -> bool {
-        let replicas = &self.spaces[space].slabs[slab].entry.replicas;
-        let has = |replica: &Replica| self.peers.of(replica.server).is_some_and(|peer| set.has(peer));
-        !replicas.is_empty() && replicas.iter().all(has)
-    }
-
-    /// When reads are to be tried again.
-    pub(in crate::client) fn follow_due(&self) -> Option<Time> {
-        self.spaces.iter().filter_map(|space| space.following.retry_at).min()
+        self.pool.config.error_after.is_some_and(|error_after| self.pool.now.since(since) >= error_after)
     }
 
     /// Tries the reads again whose time for that has come.
     pub(in crate::client) fn follow(&mut self, now: Time) {
-        self.now = now;
-        for space in self.spaces.indices() {
-            if self.spaces[space].following.retry_at.is_some_and(|at| at <= now) {
-                self.spaces[space].following.retry_at = None;
-                let look = self.look_needed(space);
+        self.pool.now = now;
+        for space in self.pool.map.spaces.indices() {
+            if self.pool.map.spaces[space].following.retry_at.is_some_and(|at| at <= now) {
+                self.pool.map.spaces[space].following.retry_at = None;
+                let look = self.pool.map.look_needed(space);
                 for op in self.ops.select(|op| is_paused(op) && op.space == space) {
                     self.ops.get(op).look = look;
                     self.try_follow(op);
@@ -190,21 +148,11 @@ impl Client {
         if !self.read_queue.any_in(space) {
             return;
         }
-        self.look_at_map(space);
+        self.pool.map.look_at_map(space);
         self.mark_queued();
-        let following = &mut self.spaces[space].following;
+        let following = &mut self.pool.map.spaces[space].following;
         following.pause = (following.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
-        following.retry_at = Some(self.now + following.pause);
-    }
-
-    /// Asks for the map, if nobody has.
-    fn look_at_map(&mut self, space: SpaceIndex) {
-        let following = &mut self.spaces[space].following;
-        if following.asked == following.answered {
-            following.asked += 1;
-            let id = self.spaces[space].id;
-            self.ask_control(space, ControlRequest::Look { space: id });
-        }
+        following.retry_at = Some(self.pool.now + following.pause);
     }
 
     /// A slab is looked at: a server is back or gone, or something could not be asked.
@@ -212,7 +160,7 @@ impl Client {
         if !self.ops.may_be_any_of(space, slab) {
             return;
         }
-        let of_slab = |op: &Operation| op.space == space && self.slab_of(op.page) == Some(slab);
+        let of_slab = |op: &Operation| op.space == space && self.pool.map.slab_of(op.page) == Some(slab);
         for op in self.ops.select(|op| op.kind == Kind::Read && of_slab(op)) {
             match self.ops.peek(op).stage {
                 Stage::Waiting => self.try_follow(op),
@@ -234,16 +182,16 @@ impl Client {
         if operation.stage != Stage::Active || operation.kind != Kind::Read {
             return;
         }
-        let Some(number) = self.slab_of(page) else { return };
-        let index = self.size.index(page);
-        let seen = self.spaces[space].slabs[number].version(index);
+        let Some(number) = self.pool.map.slab_of(page) else { return };
+        let index = self.pool.map.size.index(page);
+        let seen = self.pool.map.spaces[space].slabs[number].version(index);
         // What an owner before today's had begun may have been undone: of that nothing was acknowledged.
-        let is_kept =
-            seen.generation() >= self.spaces[space].generation && self.now.since(operation.since) < SEEN_PATIENCE;
+        let is_kept = seen.generation() >= self.pool.map.spaces[space].generation
+            && self.pool.now.since(operation.since) < SEEN_PATIENCE;
         if status != Status::Ok {
-            self.spaces[space].slabs[number].failed.insert(peer);
+            self.pool.map.spaces[space].slabs[number].failed.insert(peer);
         } else if version.has_content() == payload.is_empty() || !self.opens_as(op, version, payload) {
-            self.stats.bad_pages += 1;
+            self.pool.stats.bad_pages += 1;
             self.ops.get(op).bad.insert(peer);
         } else if version < seen && is_kept {
             // A write is under way that this copy does not have yet; or it lies.
@@ -257,40 +205,135 @@ impl Client {
 
     fn opens_as(&mut self, op: OpIndex, version: Version, payload: &[u8]) -> bool {
         let Operation { space, page, .. } = *self.ops.peek(op);
-        payload.is_empty() || self.spaces[space].key.open(page, version, payload, self.ops.content(op)).is_ok()
+        payload.is_empty() || self.pool.map.spaces[space].key.open(page, version, payload, self.ops.content(op)).is_ok()
     }
 
     fn end_follow(&mut self, op: OpIndex, slab: SlabNo, version: Version) {
         let Operation { space, page, .. } = *self.ops.peek(op);
-        let index = self.size.index(page);
+        let index = self.pool.map.size.index(page);
         if version.has_content() {
-            let state = &mut self.spaces[space].slabs[slab];
-            state.make_table(&mut self.tables);
+            let state = &mut self.pool.map.spaces[space].slabs[slab];
+            state.make_table(&mut self.pool.map.tables);
             state.versions[index] = version;
         }
-        self.spaces[space].following.pause = Duration::ZERO;
+        self.pool.map.spaces[space].following.pause = Duration::ZERO;
         self.finish_read(op, Ok(version.has_content()));
     }
 
     /// How the space is today.
     pub(in crate::client) fn followed_seen(&mut self, now: Time, space: SpaceIndex, today: Today) {
-        self.now = now;
-        let following = &mut self.spaces[space].following;
+        self.pool.now = now;
+        let following = &mut self.pool.map.spaces[space].following;
         following.answered = following.asked;
         if today.sealed {
             return self.was_sealed(now, space, today);
         }
         let Today { generation, map, .. } = today;
-        let state = &mut self.spaces[space];
+        let state = &mut self.pool.map.spaces[space];
         state.generation = state.generation.max(generation);
-        self.note_parity(space, &map);
+        self.pool.map.note_parity(space, &map);
         for (slab, entry) in map {
-            if self.spaces[space].layout.is_data(slab) && entry != self.spaces[space].slabs[slab].entry {
+            if self.pool.map.spaces[space].layout.is_data(slab)
+                && entry != self.pool.map.spaces[space].slabs[slab].entry
+            {
                 self.follow_elsewhere(space, slab, entry);
             }
         }
         for op in self.ops.select(|op| op.stage == Stage::Waiting && op.space == space) {
             self.try_follow(op);
+        }
+    }
+
+    /// A slab's copies are others: what was asked is to be asked of those, once all of the map is known.
+    fn follow_elsewhere(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry) {
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
+        if !entry.replicas.iter().any(|replica| state.entry.replicas.contains(replica)) {
+            // It may be another life of the slab, in which what was trimmed in the last one was never written.
+            self.pool.map.tables.give_back(std::mem::take(&mut state.versions).into());
+        }
+        (state.entry, state.failed) = (entry, PeerSet::default());
+        let of_slab = |op: &Operation| op.space == space && self.pool.map.slab_of(op.page) == Some(slab);
+        for op in self.ops.select(|op| of_slab(op) && (op.stage == Stage::Active || is_paused(op))) {
+            if self.ops.peek(op).stage == Stage::Active {
+                self.follow_anew(op);
+            }
+            self.ops.get(op).look = self.pool.map.spaces[space].following.answered;
+        }
+        // For those that are queued.
+        self.pool.map.mark(space, slab);
+    }
+
+    /// Nobody writes any more: this client is a reader like those that began after that.
+    fn was_sealed(&mut self, now: Time, space: SpaceIndex, today: Today) {
+        for op in self.ops.select(|op| op.stage == Stage::Active && op.space == space) {
+            self.follow_anew(op);
+        }
+        let state = &mut self.pool.map.spaces[space];
+        state.following.retry_at = None;
+        for slab in &mut state.slabs {
+            self.pool.map.tables.give_back(std::mem::take(&mut slab.versions).into());
+            (slab.phase, slab.entry) = (Phase::Vacant, MapEntry::default());
+        }
+        // It knows of no generation what a reader knows, so today's is newer; and nothing begins before it is there.
+        (state.tenure, state.generation, state.is_stale) = (Tenure::Reader, Generation(0), true);
+        self.space_seen(now, space, today, Tenure::Reader);
+    }
+}
+
+impl Pool {
+    fn copies_up(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
+        self.copies_to_read(space, slab).iter().filter(|peer| !self.sessions.peers[*peer].is_down()).collect()
+    }
+
+    fn is_each_copy_of(&self, space: SpaceIndex, slab: SlabNo, set: PeerSet) -> bool {
+        let replicas = &self.map.spaces[space].slabs[slab].entry.replicas;
+        let has = |replica: &Replica| self.sessions.peers.of(replica.server).is_some_and(|peer| set.has(peer));
+        !replicas.is_empty() && replicas.iter().all(has)
+    }
+}
+
+impl Map {
+    pub(in crate::client) fn is_followed(&self, space: SpaceIndex) -> bool {
+        self.spaces[space].tenure == Tenure::Follower
+    }
+
+    /// The look that a read waits for that begins now.
+    pub(in crate::client) fn look_needed(&self, space: SpaceIndex) -> u64 {
+        let Following { asked, answered, .. } = self.spaces[space].following;
+        let of_space = |request: &ControlRequest| matches!(request, ControlRequest::Look { .. });
+        let is_sent =
+            |question: &Question| question.space == space && of_space(&question.request) && question.is_sent();
+        // One that is still here has seen nothing yet.
+        if asked > answered && !self.questions.iter().any(is_sent) { asked } else { asked + 1 }
+    }
+
+    /// Whether a slab that has no copy is put together from others by whoever keeps the space.
+    fn may_come_back(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let state = &self.spaces[space];
+        let Some(group) = state.layout.group(slab) else { return false };
+        let lost = state.layout.members(group).filter(|member| state.slabs[*member].entry.lost).count();
+        lost <= 1 && state.following.parity.get(group) == Some(&GroupParity::There)
+    }
+
+    /// Whether the map says that the slab's group has parity.
+    pub(in crate::client) fn is_followed_group(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let state = &self.spaces[space];
+        let parity = state.layout.group(slab).and_then(|group| state.following.parity.get(group));
+        self.is_followed(space) && parity.is_some_and(|parity| *parity != GroupParity::None)
+    }
+
+    /// When reads are to be tried again.
+    pub(in crate::client) fn follow_due(&self) -> Option<Time> {
+        self.spaces.iter().filter_map(|space| space.following.retry_at).min()
+    }
+
+    /// Asks for the map, if nobody has.
+    fn look_at_map(&mut self, space: SpaceIndex) {
+        let following = &mut self.spaces[space].following;
+        if following.asked == following.answered {
+            following.asked += 1;
+            let id = self.spaces[space].id;
+            self.ask_control(space, ControlRequest::Look { space: id });
         }
     }
 
@@ -306,41 +349,6 @@ impl Client {
                 };
             }
         }
-    }
-
-    /// A slab's copies are others: what was asked is to be asked of those, once all of the map is known.
-    fn follow_elsewhere(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry) {
-        let state = &mut self.spaces[space].slabs[slab];
-        if !entry.replicas.iter().any(|replica| state.entry.replicas.contains(replica)) {
-            // It may be another life of the slab, in which what was trimmed in the last one was never written.
-            self.tables.give_back(std::mem::take(&mut state.versions).into());
-        }
-        (state.entry, state.failed) = (entry, PeerSet::default());
-        let of_slab = |op: &Operation| op.space == space && self.slab_of(op.page) == Some(slab);
-        for op in self.ops.select(|op| of_slab(op) && (op.stage == Stage::Active || is_paused(op))) {
-            if self.ops.peek(op).stage == Stage::Active {
-                self.follow_anew(op);
-            }
-            self.ops.get(op).look = self.spaces[space].following.answered;
-        }
-        // For those that are queued.
-        self.mark(space, slab);
-    }
-
-    /// Nobody writes any more: this client is a reader like those that began after that.
-    fn was_sealed(&mut self, now: Time, space: SpaceIndex, today: Today) {
-        for op in self.ops.select(|op| op.stage == Stage::Active && op.space == space) {
-            self.follow_anew(op);
-        }
-        let state = &mut self.spaces[space];
-        state.following.retry_at = None;
-        for slab in &mut state.slabs {
-            self.tables.give_back(std::mem::take(&mut slab.versions).into());
-            (slab.phase, slab.entry) = (Phase::Vacant, MapEntry::default());
-        }
-        // It knows of no generation what a reader knows, so today's is newer; and nothing begins before it is there.
-        (state.tenure, state.generation, state.is_stale) = (Tenure::Reader, Generation(0), true);
-        self.space_seen(now, space, today, Tenure::Reader);
     }
 
     /// The slabs of a space that another client writes.

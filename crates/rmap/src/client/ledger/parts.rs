@@ -3,8 +3,10 @@
 use super::line::Turn;
 use super::{Ledger, OWN_WRITES_MAX, Table, decode, encode, slab_and_part, token};
 use crate::client::index::{OpIndex, SpaceIndex};
+use crate::client::map::Map;
 use crate::client::ops::{Kind, OWN_MAX, Operation, Stage};
 use crate::client::parity::layout::VERSIONS_A_PAGE;
+use crate::client::pool::Pool;
 use crate::client::slab::Phase;
 use crate::client::{Client, Failure};
 use crate::units::{Class, PageNo, SlabNo, Time};
@@ -12,8 +14,8 @@ use crate::units::{Class, PageNo, SlabNo, Time};
 impl Client {
     pub(in crate::client) fn read_table(&mut self, space: SpaceIndex, slab: SlabNo) {
         if self.may_begin_table(space, slab) {
-            let state = &mut self.spaces[space].slabs[slab];
-            state.make_table(&mut self.tables);
+            let state = &mut self.pool.map.spaces[space].slabs[slab];
+            state.make_table(&mut self.pool.map.tables);
             state.table = Table::Asked { next: 0, got: 0 };
             self.ledger.reads.push(space, slab);
         }
@@ -22,13 +24,13 @@ impl Client {
     /// Whether the ledger has a slab's versions already, as an earlier keeper left it.
     pub(in crate::client) fn compare_table(&mut self, space: SpaceIndex, slab: SlabNo) {
         if self.may_begin_table(space, slab) {
-            self.spaces[space].slabs[slab].table = Table::Compared { next: 0, got: 0 };
+            self.pool.map.spaces[space].slabs[slab].table = Table::Compared { next: 0, got: 0 };
             self.ledger.reads.push(space, slab);
         }
     }
 
     pub(in crate::client) fn write_table(&mut self, space: SpaceIndex, slab: SlabNo) {
-        self.spaces[space].slabs[slab].table = Table::Written { next: 0, done: 0 };
+        self.pool.map.spaces[space].slabs[slab].table = Table::Written { next: 0, done: 0 };
         // One that an earlier making left waits for a server, maybe.
         self.ledger.writes.forget_slab(space, slab);
         self.ledger.writes.push(space, slab);
@@ -62,35 +64,23 @@ impl Client {
     fn begin_next_read(&mut self) -> bool {
         while let Some(turn) = self.ledger.reads.first() {
             let Turn { space, slab, again } = turn;
-            let Some(part) = self.part_to_read(turn) else {
+            let Some(part) = self.pool.map.part_to_read(turn) else {
                 self.ledger.reads.pop();
                 continue;
             };
-            let page = self.spaces[space].layout.table_page(slab, part);
-            if !self.is_at_hand(space, page) {
+            let page = self.pool.map.spaces[space].layout.table_page(slab, part);
+            if !self.pool.is_at_hand(space, page) {
                 self.ledger.reads.put_off();
                 continue;
             }
-            match &mut self.spaces[space].slabs[slab].table {
+            match &mut self.pool.map.spaces[space].slabs[slab].table {
                 Table::Asked { next, .. } | Table::Compared { next, .. } if again.is_none() => *next += 1,
                 _ => self.ledger.reads.pop(),
             }
-            self.begin_own_read(space, page, (token(slab, part), self.now));
+            self.begin_own_read(space, page, (token(slab, part), self.pool.now));
             return true;
         }
         false
-    }
-
-    /// The page that is due. `None`: all of them were begun, or none is wanted any more.
-    fn part_to_read(&self, turn: Turn) -> Option<usize> {
-        let Turn { space, slab, again } = turn;
-        let table_pages = self.spaces[space].layout.table_pages;
-        match self.spaces[space].slabs.get(slab)?.table {
-            Table::Asked { next, .. } | Table::Compared { next, .. } => {
-                again.or_else(|| (next < table_pages).then_some(next))
-            }
-            _ => None,
-        }
     }
 
     fn begin_next_write(&mut self) -> bool {
@@ -99,53 +89,26 @@ impl Client {
         }
         while let Some(turn) = self.ledger.writes.first() {
             let Turn { space, slab, .. } = turn;
-            let Some((part, done)) = self.part_to_write(turn) else {
+            let Some((part, done)) = self.pool.map.part_to_write(turn) else {
                 self.ledger.writes.pop();
                 continue;
             };
-            if !self.is_at_hand(space, self.spaces[space].layout.table_page(slab, part)) {
+            if !self.pool.is_at_hand(space, self.pool.map.spaces[space].layout.table_page(slab, part)) {
                 self.ledger.writes.put_off();
                 continue;
             }
             let begun = self.write_part(space, slab, part);
             let next = Table::Written { next: part + 1, done };
-            self.spaces[space].slabs[slab].table = if begun { next } else { Table::Refused };
+            self.pool.map.spaces[space].slabs[slab].table = if begun { next } else { Table::Refused };
             return true;
         }
         false
     }
 
-    /// The page that is due, and how many are done.
-    fn part_to_write(&self, Turn { space, slab, .. }: Turn) -> Option<(usize, usize)> {
-        let table_pages = self.spaces[space].layout.table_pages;
-        match self.spaces[space].slabs.get(slab)?.table {
-            Table::Written { next, done } if next < table_pages => Some((next, done)),
-            _ => None,
-        }
-    }
-
-    /// Whether what becomes of a page of the ledger is known soon: from a server that answers, or without one.
-    fn is_at_hand(&self, space: SpaceIndex, page: PageNo) -> bool {
-        self.slab_of(page).is_none_or(|slab| self.is_slab_at_hand(space, slab))
-    }
-
-    fn is_slab_at_hand(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let state = &self.spaces[space];
-        match &state.slabs[slab].phase {
-            _ if state.is_taken => true,
-            // The map that is being looked up decides.
-            _ if state.is_stale => false,
-            Phase::Opening(_) | Phase::Followed => false,
-            Phase::Open => self.copies_to_read(space, slab).iter().any(|peer| self.peers[peer].is_up()),
-            // Lost, or without content so far: a read has its answer, and a write goes to whoever takes the slab.
-            Phase::Vacant | Phase::Granting(_) | Phase::Leaving | Phase::Lost => true,
-        }
-    }
-
     /// A slab was looked at. If it is one of the ledger, and answers, whoever waits is looked at, too.
     pub(in crate::client) fn wake_ledger(&mut self, space: SpaceIndex, slab: SlabNo) {
         let waits = self.ledger.reads.anyone_waits() || self.ledger.writes.anyone_waits();
-        if waits && self.spaces[space].layout.is_ledger(slab) && self.is_slab_at_hand(space, slab) {
+        if waits && self.pool.map.spaces[space].layout.is_ledger(slab) && self.pool.is_slab_at_hand(space, slab) {
             self.ledger.wake();
         }
     }
@@ -156,11 +119,11 @@ impl Client {
         let (slab, part) = slab_and_part(token);
         self.drop_exchanges(op);
         self.ops.leave(op);
-        if self.part_to_read(Turn { space, slab, again: Some(part) }).is_some() {
+        if self.pool.map.part_to_read(Turn { space, slab, again: Some(part) }).is_some() {
             self.ledger.reads.push_waiting(space, slab, part);
         } else {
             // Whoever begins anew waits for its end.
-            self.mark_group(space, slab);
+            self.pool.map.mark_group(space, slab);
         }
     }
 
@@ -184,17 +147,17 @@ impl Client {
     /// Whether no part of the ledger is to be read or written.
     pub(in crate::client) fn is_ledger_idle(&self) -> bool {
         let Ledger { reads, writes } = &self.ledger;
-        !reads.iter().any(|turn| self.part_to_read(turn).is_some())
-            && !writes.iter().any(|turn| self.part_to_write(turn).is_some())
+        !reads.iter().any(|turn| self.pool.map.part_to_read(turn).is_some())
+            && !writes.iter().any(|turn| self.pool.map.part_to_write(turn).is_some())
     }
 
     fn write_part(&mut self, space: SpaceIndex, slab: SlabNo, part: usize) -> bool {
-        let page = self.spaces[space].layout.table_page(slab, part);
-        let versions = &self.spaces[space].slabs[slab].versions;
+        let page = self.pool.map.spaces[space].layout.table_page(slab, part);
+        let versions = &self.pool.map.spaces[space].slabs[slab].versions;
         let end = versions.len().min((part + 1) * VERSIONS_A_PAGE);
         let content = encode(&versions[part * VERSIONS_A_PAGE..end]);
-        let (kind, asked) = (Kind::Write { trim: false }, (token(slab, part), self.now));
-        let Some(version) = self.spaces[space].next_version(false) else { return false };
+        let (kind, asked) = (Kind::Write { trim: false }, (token(slab, part), self.pool.now));
+        let Some(version) = self.pool.map.spaces[space].next_version(false) else { return false };
         let Some(op) = self.ops.begin_own(kind, space, page, Class::Eviction, asked) else { return false };
         self.store_write(op, version, |room| *room = content);
         self.try_op(op);
@@ -209,10 +172,10 @@ impl Client {
             let about = *self.ops.peek(op);
             let (slab, part) = slab_and_part(about.token);
             let Stage::Done(result) = about.stage else { continue };
-            if self.spaces[about.space].slabs.get(slab).is_some() {
+            if self.pool.map.spaces[about.space].slabs.get(slab).is_some() {
                 match about.kind {
                     Kind::Read => self.part_was_read(op, (about.space, slab), part, result.map(|()| about.has_content)),
-                    Kind::Write { .. } => self.part_was_written((about.space, slab), result),
+                    Kind::Write { .. } => self.pool.map.part_was_written((about.space, slab), result),
                 }
             }
             self.ops.let_go(op);
@@ -227,8 +190,8 @@ impl Client {
         part: usize,
         result: Result<bool, Failure>,
     ) {
-        let table_pages = self.spaces[space].layout.table_pages;
-        let state = &mut self.spaces[space].slabs[slab];
+        let table_pages = self.pool.map.spaces[space].layout.table_pages;
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
         let first = part * VERSIONS_A_PAGE;
         let end = state.versions.len().min(first + VERSIONS_A_PAGE);
         state.table = match (state.table, result) {
@@ -252,7 +215,56 @@ impl Client {
             (Table::Compared { .. }, _) => Table::Wanting,
             (table, _) => table,
         };
-        self.mark_group(space, slab);
+        self.pool.map.mark_group(space, slab);
+    }
+
+    fn begin_own_read(&mut self, space: SpaceIndex, page: PageNo, asked: (u64, Time)) {
+        if let Some(op) = self.ops.begin_own(Kind::Read, space, page, Class::Demand, asked) {
+            self.try_op(op);
+        }
+    }
+}
+
+impl Pool {
+    /// Whether what becomes of a page of the ledger is known soon: from a server that answers, or without one.
+    fn is_at_hand(&self, space: SpaceIndex, page: PageNo) -> bool {
+        self.map.slab_of(page).is_none_or(|slab| self.is_slab_at_hand(space, slab))
+    }
+
+    fn is_slab_at_hand(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let state = &self.map.spaces[space];
+        match &state.slabs[slab].phase {
+            _ if state.is_taken => true,
+            // The map that is being looked up decides.
+            _ if state.is_stale => false,
+            Phase::Opening(_) | Phase::Followed => false,
+            Phase::Open => self.copies_to_read(space, slab).iter().any(|peer| self.sessions.peers[peer].is_up()),
+            // Lost, or without content so far: a read has its answer, and a write goes to whoever takes the slab.
+            Phase::Vacant | Phase::Granting(_) | Phase::Leaving | Phase::Lost => true,
+        }
+    }
+}
+
+impl Map {
+    /// The page that is due. `None`: all of them were begun, or none is wanted any more.
+    fn part_to_read(&self, turn: Turn) -> Option<usize> {
+        let Turn { space, slab, again } = turn;
+        let table_pages = self.spaces[space].layout.table_pages;
+        match self.spaces[space].slabs.get(slab)?.table {
+            Table::Asked { next, .. } | Table::Compared { next, .. } => {
+                again.or_else(|| (next < table_pages).then_some(next))
+            }
+            _ => None,
+        }
+    }
+
+    /// The page that is due, and how many are done.
+    fn part_to_write(&self, Turn { space, slab, .. }: Turn) -> Option<(usize, usize)> {
+        let table_pages = self.spaces[space].layout.table_pages;
+        match self.spaces[space].slabs.get(slab)?.table {
+            Table::Written { next, done } if next < table_pages => Some((next, done)),
+            _ => None,
+        }
     }
 
     fn part_was_written(&mut self, (space, slab): (SpaceIndex, SlabNo), result: Result<(), Failure>) {
@@ -274,11 +286,5 @@ impl Client {
     pub(in crate::client) fn knows_versions(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.spaces[space].slabs[slab];
         state.table == Table::Known || matches!(state.phase, Phase::Open)
-    }
-
-    fn begin_own_read(&mut self, space: SpaceIndex, page: PageNo, asked: (u64, Time)) {
-        if let Some(op) = self.ops.begin_own(Kind::Read, space, page, Class::Demand, asked) {
-            self.try_op(op);
-        }
     }
 }

@@ -3,6 +3,7 @@
 use super::{AT_A_TIME, Look};
 use crate::client::exchange::{Exchange, Request, Role};
 use crate::client::index::{ListIndex, PeerIndex, SpaceIndex};
+use crate::client::pool::Pool;
 use crate::client::slab::{Candidates, Phase, Slab};
 use crate::client::{Client, SpaceRef};
 use crate::control::Replica;
@@ -12,77 +13,20 @@ use crate::wire::message::{HELD_END, HELD_SIZE, Op, Status};
 impl Client {
     /// Whether everything that earlier owners left at servers that answer was found. It may still be on its way back.
     pub fn has_found_leftovers(&self, space: SpaceRef) -> bool {
-        let is_asking =
-            self.exchanges.find(|e| e.space == space.0 && e.role == Role::Held && self.peers[e.peer].is_up());
-        let waits = |of: SpaceIndex, peer: PeerIndex| of == space.0 && self.may_look(of, peer);
+        let is_asking = self
+            .pool
+            .sessions
+            .exchanges
+            .find(|e| e.space == space.0 && e.role == Role::Held && self.pool.sessions.peers[e.peer].is_up());
+        let waits = |of: SpaceIndex, peer: PeerIndex| of == space.0 && self.pool.may_look(of, peer);
         is_asking.is_none()
-            && self.leftovers.count(waits) == 0
-            && self.peers.indices().all(|peer| !self.is_to_be_looked_at(space.0, peer))
+            && self.pool.map.leftovers.count(waits) == 0
+            && self.pool.sessions.peers.indices().all(|peer| !self.pool.is_to_be_looked_at(space.0, peer))
     }
 
     /// Servers that say that the space has a newer owner, and are not believed. What earlier owners left there is not known.
     pub fn disbelieved(&self, space: SpaceRef) -> Vec<ServerId> {
-        self.spaces[space.0].disbelieved.iter().map(|peer| self.peers[peer].info().id).collect()
-    }
-
-    fn may_look(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
-        let state = &self.spaces[space];
-        let owns = state.tenure.changes_map() && !state.is_taken && !state.is_stale;
-        owns && state.generation > Generation(1) && self.peers[peer].is_up()
-    }
-
-    fn is_to_be_looked_at(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
-        self.may_look(space, peer) && !self.spaces[space].looked_at.has(peer)
-    }
-
-    /// A server answers that did not, or has begun a new life.
-    pub(in crate::client) fn look_for_leftovers_at(&mut self, peer: PeerIndex) {
-        for space in self.spaces.indices() {
-            self.look_for_leftovers(space, peer);
-        }
-    }
-
-    /// A space has a new owner or keeper, which is this client.
-    pub(in crate::client) fn look_for_leftovers_of(&mut self, space: SpaceIndex) {
-        for peer in self.peers.indices() {
-            self.look_for_leftovers(space, peer);
-        }
-    }
-
-    pub(in crate::client) fn look_for_leftovers(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        if self.is_to_be_looked_at(space, peer) {
-            self.leftovers.add(space, peer);
-        }
-    }
-
-    /// A question was taken back: it is asked anew, from the beginning.
-    pub(in crate::client) fn look_for_leftovers_again(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        self.spaces[space].looked_at.remove(peer);
-        self.look_for_leftovers(space, peer);
-    }
-
-    /// Asks what is still to be asked, some at a time.
-    pub(in crate::client) fn send_looks(&mut self) {
-        for _ in 0..self.leftovers.len() {
-            // Who opens a space has more urgent things to ask.
-            if self.exchanges.of_spaces() >= AT_A_TIME {
-                return;
-            }
-            let Some(look) = self.leftovers.next() else { return };
-            let Look { space, peer, .. } = look;
-            if !self.may_look(space, peer) {
-                // It is looked at from the beginning when it answers.
-                self.spaces[space].looked_at.remove(peer);
-                continue;
-            }
-            let knows = self.fence(space, peer);
-            if knows && self.ask_what_is_held(look) {
-                self.spaces[space].looked_at.insert(peer);
-            } else if knows || !self.spaces[space].fencing.has(peer) {
-                self.leftovers.put_back(look);
-            }
-            // Else it is asked when it was told.
-        }
+        self.pool.map.spaces[space.0].disbelieved.iter().map(|peer| self.pool.sessions.peers[peer].info().id).collect()
     }
 
     /// Whether a server that says that the space has a newer owner is not to be believed: it was only looked at, or asked to keep room.
@@ -90,19 +34,81 @@ impl Client {
     /// plane lets this owner add none.
     pub(in crate::client) fn is_hearsay(&self, exchange: &Exchange) -> bool {
         let Exchange { role, space, peer, .. } = *exchange;
-        let state = &self.spaces[space];
+        let state = &self.pool.map.spaces[space];
         let counts = |slab: &Slab| {
             let is_asked = |candidates: &Candidates| candidates.asked.iter().any(|candidate| candidate.peer == peer);
-            self.peers_of(&slab.entry).has(peer)
+            self.pool.sessions.peers_of(&slab.entry).has(peer)
                 || slab.repair.as_ref().is_some_and(|repair| repair.peer == peer)
                 || matches!(&slab.phase, Phase::Granting(candidates) if is_asked(candidates))
         };
         let is_looked_at = matches!(role, Role::Fence | Role::Held | Role::Reserve);
         is_looked_at && self.redundancy.reservations.kept_at(space, peer) == 0 && !state.slabs.iter().any(counts)
     }
+}
+
+impl Pool {
+    fn may_look(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
+        let state = &self.map.spaces[space];
+        let owns = state.tenure.changes_map() && !state.is_taken && !state.is_stale;
+        owns && state.generation > Generation(1) && self.sessions.peers[peer].is_up()
+    }
+
+    fn is_to_be_looked_at(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
+        self.may_look(space, peer) && !self.map.spaces[space].looked_at.has(peer)
+    }
+
+    /// A server answers that did not, or has begun a new life.
+    pub(in crate::client) fn look_for_leftovers_at(&mut self, peer: PeerIndex) {
+        for space in self.map.spaces.indices() {
+            self.look_for_leftovers(space, peer);
+        }
+    }
+
+    /// A space has a new owner or keeper, which is this client.
+    pub(in crate::client) fn look_for_leftovers_of(&mut self, space: SpaceIndex) {
+        for peer in self.sessions.peers.indices() {
+            self.look_for_leftovers(space, peer);
+        }
+    }
+
+    pub(in crate::client) fn look_for_leftovers(&mut self, space: SpaceIndex, peer: PeerIndex) {
+        if self.is_to_be_looked_at(space, peer) {
+            self.map.leftovers.add(space, peer);
+        }
+    }
+
+    /// A question was taken back: it is asked anew, from the beginning.
+    pub(in crate::client) fn look_for_leftovers_again(&mut self, space: SpaceIndex, peer: PeerIndex) {
+        self.map.spaces[space].looked_at.remove(peer);
+        self.look_for_leftovers(space, peer);
+    }
+
+    /// Asks what is still to be asked, some at a time.
+    pub(in crate::client) fn send_looks(&mut self) {
+        for _ in 0..self.map.leftovers.len() {
+            // Who opens a space has more urgent things to ask.
+            if self.sessions.exchanges.of_spaces() >= AT_A_TIME {
+                return;
+            }
+            let Some(look) = self.map.leftovers.next() else { return };
+            let Look { space, peer, .. } = look;
+            if !self.may_look(space, peer) {
+                // It is looked at from the beginning when it answers.
+                self.map.spaces[space].looked_at.remove(peer);
+                continue;
+            }
+            let knows = self.fence(space, peer);
+            if knows && self.ask_what_is_held(look) {
+                self.map.spaces[space].looked_at.insert(peer);
+            } else if knows || !self.map.spaces[space].fencing.has(peer) {
+                self.map.leftovers.put_back(look);
+            }
+            // Else it is asked when it was told.
+        }
+    }
 
     fn ask_what_is_held(&mut self, Look { space, peer, from }: Look) -> bool {
-        let has_room = self.returns[peer].has_room();
+        let has_room = self.sessions.returns[peer].has_room();
         let (role, op, class) = (Role::Held, Op::Held, Class::Rebuild);
         has_room
             && self.ask(Request { role, peer, op, class, space, page: PageNo(0), version: Version::from_bits(from) })
@@ -118,9 +124,10 @@ impl Client {
         payload: &[u8],
     ) {
         let (from, next, slabs) = (from.bits(), next.bits(), (payload.len() / HELD_SIZE) as u64);
-        if matches!(status, Status::NotFenced | Status::UnknownSlab) && !self.spaces[space].notified_again.has(peer) {
-            self.spaces[space].notified_again.insert(peer);
-            self.spaces[space].fenced_at.remove(peer);
+        if matches!(status, Status::NotFenced | Status::UnknownSlab) && !self.map.spaces[space].notified_again.has(peer)
+        {
+            self.map.spaces[space].notified_again.insert(peer);
+            self.map.spaces[space].fenced_at.remove(peer);
             return self.look_for_leftovers_again(space, peer);
         }
         // Else there would be no end to what it says.
@@ -136,20 +143,20 @@ impl Client {
             }
         }
         if next != HELD_END {
-            self.leftovers.put_back(Look { space, peer, from: next });
+            self.map.leftovers.put_back(Look { space, peer, from: next });
         }
     }
 
     fn give_leftover_back(&mut self, space: SpaceIndex, peer: PeerIndex, slab: SlabNo, grant: Version) {
-        let state = &self.spaces[space];
+        let state = &self.map.spaces[space];
         let total = state.layout.total().max(state.slabs.len());
-        let replica = Replica { server: self.peers[peer].info().id, grant };
+        let replica = Replica { server: self.sessions.peers[peer].info().id, grant };
         let is_of_map = |slab: SlabNo| state.slabs.get(slab).is_some_and(|slab| slab.entry.replicas.contains(&replica));
         let is_own = grant >= Version::new(state.generation, 0, false);
         if slab.to_usize() >= total || is_own || is_of_map(slab) {
             return;
         }
         self.stats.leftovers += 1;
-        self.release(space, slab, peer, grant);
+        self.sessions.release(space, slab, peer, grant);
     }
 }

@@ -6,10 +6,13 @@ use super::{ListStep, Listing};
 use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::ledger::Table;
+use crate::client::map::Map;
 use crate::client::outcome::COPIES_MAX;
 use crate::client::peer::{PeerSet, Reach};
+use crate::client::pool::Pool;
 use crate::client::repair::Step;
 use crate::client::sealed::Tenure;
+use crate::client::sessions::Sessions;
 use crate::client::slab::{Candidate, Candidates, GrantStep, Phase};
 use crate::client::{Client, Failure, Fault, trims};
 use crate::control::{MapEntry, Replica};
@@ -23,28 +26,28 @@ impl Client {
         {
             self.advanced += 1;
         }
-        if self.spaces[space].is_taken || self.spaces[space].is_stale {
+        if self.pool.map.spaces[space].is_taken || self.pool.map.spaces[space].is_stale {
             return;
         }
-        if self.is_followed(space) {
+        if self.pool.map.is_followed(space) {
             return self.advance_followed(space, slab);
         }
         self.end_refusal(now, space);
-        self.notify_who_asked(space);
-        if !self.peers.long_silent().is_empty() || self.ops.any_reported() {
+        self.pool.notify_who_asked(space);
+        if !self.pool.sessions.peers.long_silent().is_empty() || self.ops.any_reported() {
             self.maintain_unanswered(space, slab);
         }
         self.maintain_unmapped(now, space, slab);
         if self.advance_grouped(now, space, slab) {
             return;
         }
-        let state = &mut self.spaces[space].slabs[slab];
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
         if matches!(state.phase, Phase::Opening(_)) && state.entry.lost {
             state.phase = Phase::Lost;
         }
-        match self.spaces[space].slabs[slab].phase {
+        match self.pool.map.spaces[space].slabs[slab].phase {
             Phase::Vacant => {
-                let size = self.size;
+                let size = self.pool.map.size;
                 let waits = |op: &crate::client::ops::Operation| {
                     op.stage == crate::client::ops::Stage::Waiting
                         && op.kind != crate::client::ops::Kind::Read
@@ -52,18 +55,18 @@ impl Client {
                         && size.slab(op.page) == Some(slab)
                 };
                 let wanted = self.ops.any(waits);
-                if wanted && self.is_in_frozen(space, slab) {
+                if wanted && self.pool.map.is_in_frozen(space, slab) {
                     // It is of its group that it waits to be free.
-                } else if wanted && self.ends_unasked(now) && self.ops.any(|op| waits(op) && !op.is_own) {
+                } else if wanted && self.pool.ends_unasked(now) && self.ops.any(|op| waits(op) && !op.is_own) {
                     self.end_unmapped(now, space, slab);
                 } else if wanted {
-                    self.spaces[space].slabs[slab].phase = Phase::Granting(Candidates::default());
+                    self.pool.map.spaces[space].slabs[slab].phase = Phase::Granting(Candidates::default());
                     self.advance_granting(now, space, slab);
                 }
             }
             Phase::Granting(_) => self.advance_granting(now, space, slab),
             Phase::Opening(_) => self.advance_opening(now, space, slab),
-            Phase::Open if self.spaces[space].tenure == Tenure::Reader => self.look_after(space, slab),
+            Phase::Open if self.pool.map.spaces[space].tenure == Tenure::Reader => self.look_after(space, slab),
             Phase::Open => self.advance_open(now, space, slab),
             Phase::Leaving => self.wait_for_map(space, slab),
             Phase::Followed => {}
@@ -79,35 +82,24 @@ impl Client {
     pub(in crate::client) fn forget_grant(&mut self, space: SpaceIndex, slab: SlabNo, candidate: Candidate) {
         let Candidate { peer, grant, .. } = candidate;
         let asks = |e: &Exchange| e.role == Role::Grant && e.space == space && e.peer == peer && e.version == grant;
-        if let Some(exchange) = self.exchanges.find(asks) {
+        if let Some(exchange) = self.pool.sessions.exchanges.find(asks) {
             self.cancel(exchange.id);
         }
-        self.release(space, slab, peer, grant);
-    }
-
-    pub(in crate::client) fn grant(
-        &mut self,
-        space: SpaceIndex,
-        slab: SlabNo,
-        peer: PeerIndex,
-        grant: Version,
-    ) -> bool {
-        let page = self.first_page(slab);
-        let request =
-            Request { role: Role::Grant, peer, op: Wire::Grant, class: Class::Demand, space, page, version: grant };
-        self.ask(request)
+        self.pool.sessions.release(space, slab, peer, grant);
     }
 
     /// The server that keeps the most room for the space; where none does, two servers at random, and of them the one with more
     /// room. In a zone that has no copy yet, if there is one.
     pub(in crate::client) fn pick_server(&mut self, space: SpaceIndex, taken: PeerSet) -> Option<PeerIndex> {
-        let kept = |peer: &PeerIndex| if self.peers[*peer].keeps_promises() { self.room_kept(space, *peer) } else { 0 };
+        let kept = |peer: &PeerIndex| {
+            if self.pool.sessions.peers[*peer].keeps_promises() { self.room_kept(space, *peer) } else { 0 }
+        };
         let open = |peer: &PeerIndex| {
-            let state = &self.peers[*peer];
+            let state = &self.pool.sessions.peers[*peer];
             !taken.has(*peer) && (state.can_lend() || kept(peer) > 0) && !state.has_overflow_disk()
         };
-        let zone = |peer: PeerIndex| self.peers[peer].info().zone;
-        let all: PeerSet = self.peers.indices().filter(open).collect();
+        let zone = |peer: PeerIndex| self.pool.sessions.peers[peer].info().zone;
+        let all: PeerSet = self.pool.sessions.peers.indices().filter(open).collect();
         let apart: PeerSet = all.iter().filter(|peer| taken.iter().all(|other| zone(other) != zone(*peer))).collect();
         let choice = if apart.is_empty() { all } else { apart };
         if choice.is_empty() {
@@ -117,39 +109,28 @@ impl Client {
         if let Some(most) = choice.iter().max_by_key(kept).filter(|peer| kept(peer) > 0) {
             return Some(most);
         }
-        let any = || choice.iter().nth((self.entropy.next_u64() % choice.len() as u64) as usize);
+        let any = || choice.iter().nth((self.pool.entropy.next_u64() % choice.len() as u64) as usize);
         let (Some(one), Some(other)) = (any(), any()) else { return None };
-        let pick = if self.peers[one].free_slabs() >= self.peers[other].free_slabs() { one } else { other };
-        self.peers[pick].take_slab();
-        Some(pick)
-    }
-
-    /// The nearest server that keeps its pages on a disk: the one on this machine, if there is one. A slab there is one that
-    /// can be written, no more.
-    pub(in crate::client) fn overflow_disk(&mut self, taken: PeerSet) -> Option<PeerIndex> {
-        if !self.config.uses_overflow_disk {
-            return None;
-        }
-        let open = |peer: &PeerIndex| {
-            !taken.has(*peer) && self.peers[*peer].can_lend() && self.peers[*peer].has_overflow_disk()
+        let pick = if self.pool.sessions.peers[one].free_slabs() >= self.pool.sessions.peers[other].free_slabs() {
+            one
+        } else {
+            other
         };
-        let all = self.peers.indices().filter(open);
-        let pick = all.min_by_key(|peer| self.peers[*peer].round_trip())?;
-        self.peers[pick].take_slab();
+        self.pool.sessions.peers[pick].take_slab();
         Some(pick)
     }
 
     fn advance_granting(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        if self.spaces[space].slabs[slab].pending.is_some() {
+        if self.pool.map.spaces[space].slabs[slab].pending.is_some() {
             return self.wait_for_map(space, slab);
         }
         let Phase::Granting(mut candidates) =
-            std::mem::replace(&mut self.spaces[space].slabs[slab].phase, Phase::Vacant)
+            std::mem::replace(&mut self.pool.map.spaces[space].slabs[slab].phase, Phase::Vacant)
         else {
             return;
         };
         let copies = self.wanted_copies(space, slab);
-        let silent = |c: &Candidate| self.peers[c.peer].is_down() && c.step != GrantStep::Granted;
+        let silent = |c: &Candidate| self.pool.sessions.peers[c.peer].is_down() && c.step != GrantStep::Granted;
         let asked_in_vain: SmallVec<[Candidate; COPIES_MAX]> =
             candidates.asked.iter().filter(|c| silent(c) && c.step == GrantStep::Asked).copied().collect();
         candidates.refuse(silent);
@@ -158,37 +139,37 @@ impl Client {
         }
         while candidates.asked.len() < copies {
             let taken = candidates.peers();
-            let nobody_else = candidates.asked.is_empty() && !self.someone_may_come();
+            let nobody_else = candidates.asked.is_empty() && !self.pool.sessions.someone_may_come();
             let picked = self.pick_server(space, taken);
-            let last = || if nobody_else { self.overflow_disk(taken) } else { None };
+            let last = || if nobody_else { self.pool.overflow_disk(taken) } else { None };
             let Some(peer) = picked.or_else(last) else { break };
-            let Some(grant) = self.spaces[space].next_version(false) else { break };
+            let Some(grant) = self.pool.map.spaces[space].next_version(false) else { break };
             candidates.asked.push(Candidate { peer, grant, step: GrantStep::Fencing });
         }
         for candidate in &mut candidates.asked {
             if candidate.step == GrantStep::Fencing
-                && self.fence(space, candidate.peer)
-                && self.grant(space, slab, candidate.peer, candidate.grant)
+                && self.pool.fence(space, candidate.peer)
+                && self.pool.grant(space, slab, candidate.peer, candidate.grant)
             {
                 candidate.step = GrantStep::Asked;
             }
         }
         if candidates.asked.is_empty() {
             // The phase is vacant again: the next write tries anew. A server that may still come is waited for.
-            if self.someone_may_come() {
+            if self.pool.sessions.someone_may_come() {
                 return;
             }
-            return match self.patience_ends(now) {
-                Some(at) => self.mark_at(at, space, slab),
+            return match self.pool.patience_ends(now) {
+                Some(at) => self.pool.map.mark_at(at, space, slab),
                 None => self.decline_full(now, space, slab),
             };
         }
         let all_granted = candidates.asked.iter().all(|candidate| candidate.step == GrantStep::Granted);
-        let replica = |c: &Candidate| Replica { server: self.peers[c.peer].info().id, grant: c.grant };
+        let replica = |c: &Candidate| Replica { server: self.pool.sessions.peers[c.peer].info().id, grant: c.grant };
         let entry = MapEntry::of(candidates.asked.iter().map(replica));
-        self.spaces[space].slabs[slab].phase = Phase::Granting(candidates);
+        self.pool.map.spaces[space].slabs[slab].phase = Phase::Granting(candidates);
         if all_granted {
-            self.propose(space, slab, entry);
+            self.pool.map.propose(space, slab, entry);
             self.wait_for_map(space, slab);
         }
     }
@@ -196,29 +177,16 @@ impl Client {
     /// No server has room, as each said when it was last heard of, which may be a while ago. A write is declined if all of them have
     /// answered something that was sent after it began; until then they are asked.
     fn decline_full(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        let up: PeerSet = self.peers.indices().filter(|peer| self.peers[*peer].is_up()).collect();
-        let said_at = up.iter().map(|peer| self.peers[peer].lived_at()).min();
+        let up: PeerSet =
+            self.pool.sessions.peers.indices().filter(|peer| self.pool.sessions.peers[*peer].is_up()).collect();
+        let said_at = up.iter().map(|peer| self.pool.sessions.peers[peer].lived_at()).min();
         self.decline_ops(space, slab, said_at.unwrap_or(now));
         let latest = self.waiting_for(space, slab).into_iter().map(|op| self.ops.get(op).since).max();
         if let Some(began) = latest {
-            let unheard: PeerSet = up.iter().filter(|peer| self.peers[*peer].lived_at() < began).collect();
-            unheard.iter().for_each(|peer| self.peers[peer].ask_for_room(now, began));
+            let unheard: PeerSet =
+                up.iter().filter(|peer| self.pool.sessions.peers[*peer].lived_at() < began).collect();
+            unheard.iter().for_each(|peer| self.pool.sessions.peers[peer].ask_for_room(now, began));
         }
-    }
-
-    /// A server was not heard yet.
-    pub(in crate::client) fn someone_may_come(&self) -> bool {
-        self.peers.iter().any(|peer| matches!(peer.reach(), Reach::Connecting { .. }))
-    }
-
-    /// Until when a server that fell silent may still come back and have room: a pause is no refusal. One that never answered
-    /// may not know this node at all.
-    pub(in crate::client) fn patience_ends(&self, now: Time) -> Option<Time> {
-        let ends = self.peers.iter().filter_map(|peer| match peer.reach() {
-            Reach::Down { since } if peer.epoch().is_some() => Some(since + self.config.grant_patience),
-            _ => None,
-        });
-        ends.filter(|at| now < *at).max()
     }
 
     /// A server answered a request for a slab, for its first copies or for a new one.
@@ -230,17 +198,17 @@ impl Client {
         grant: Version,
         status: Status,
     ) {
-        self.mark(space, slab);
+        self.pool.map.mark(space, slab);
         if status == Status::StaleGeneration {
             return self.space_taken(space);
         }
         if matches!(status, Status::NotFenced | Status::UnknownSlab) {
-            return self.grant_after_fence(space, slab, peer, grant);
+            return self.pool.map.grant_after_fence(space, slab, peer, grant);
         }
         if status != Status::Ok {
-            self.peers[peer].found_full();
+            self.pool.sessions.peers[peer].found_full();
         }
-        let state = &mut self.spaces[space].slabs[slab];
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
         if let Phase::Granting(candidates) = &mut state.phase {
             let asked = |c: &Candidate| c.peer == peer && c.grant == grant && c.step == GrantStep::Asked;
             if status == Status::Ok {
@@ -253,7 +221,7 @@ impl Client {
             && repair.grant == grant
         {
             if status == Status::Ok {
-                repair.granted(&mut self.tables);
+                repair.granted(&mut self.pool.map.tables);
             } else {
                 self.end_repair(space, slab);
                 self.has_refused(space, slab, peer);
@@ -261,6 +229,233 @@ impl Client {
         }
     }
 
+    fn advance_opening(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
+        let doubt = state.doubt.take();
+        if state.pending.is_some() {
+            return;
+        }
+        let Phase::Opening(mut listings) = std::mem::replace(&mut state.phase, Phase::Vacant) else { return };
+        state.make_table(&mut self.pool.map.tables);
+        let replicas = state.entry.replicas.clone();
+        let present = |listing: &Listing| replicas.iter().any(|r| r.grant == listing.grant);
+        if !listings.iter().all(present) {
+            // A copy left. A page on its way from it to another may have arrived or not: ask once that is over.
+            if self.redundancy.copies.any_of(space, slab) {
+                self.pool.map.spaces[space].slabs[slab].phase = Phase::Opening(listings);
+                return;
+            }
+            listings.clear();
+        }
+        for replica in &replicas {
+            if let Some(peer) = self.pool.sessions.peers.of(replica.server)
+                && !listings.iter().any(|listing| listing.peer == peer)
+            {
+                listings.push(Listing { peer, grant: replica.grant, step: ListStep::Fencing, list: Vec::new() });
+            }
+        }
+        for listing in &mut listings {
+            if self.pool.map.spaces[space].slabs[slab].failed.has(listing.peer) {
+                listing.step = ListStep::Bad;
+            }
+            let refuses = self.pool.map.spaces[space].refusing.has(listing.peer);
+            listing.step = match listing.step {
+                ListStep::Fencing if refuses => ListStep::Refused,
+                ListStep::Refused if !refuses => ListStep::Fencing,
+                step => step,
+            };
+            if listing.step == ListStep::Fencing
+                && self.pool.sessions.peers[listing.peer].is_up()
+                && self.pool.fence(space, listing.peer)
+                && self.pool.ask_versions(space, slab, listing.peer, 0)
+            {
+                listing.step = ListStep::Asked;
+            }
+        }
+        let away =
+            |listing: &Listing| self.pool.sessions.peers[listing.peer].is_down() && listing.step != ListStep::Bad;
+        let waits = |listing: &Listing| {
+            matches!(listing.step, ListStep::Fencing | ListStep::Asked)
+                && !self.pool.sessions.peers[listing.peer].is_down()
+        };
+        let usable =
+            |listing: &Listing| listing.step == ListStep::Done && !self.pool.sessions.peers[listing.peer].is_down();
+        let waiting = listings.iter().any(waits);
+        if self.pool.map.spaces[space].tenure == Tenure::Reader {
+            if waiting {
+                self.pool.map.spaces[space].slabs[slab].phase = Phase::Opening(listings);
+            } else {
+                self.pool.map.spaces[space].slabs[slab].phase = Phase::Opening(Vec::new());
+                self.read_listings(space, slab, &listings);
+            }
+            return;
+        }
+        let is_good = |replica: &&Replica| listings.iter().any(|l| usable(l) && l.grant == replica.grant);
+        let good = MapEntry::of(replicas.iter().filter(is_good).copied());
+        let silent: PeerSet = listings.iter().filter(|l| away(l)).map(|listing| listing.peer).collect();
+        let is_whole = !waiting && good.replicas.len() == replicas.len();
+        let is_same = is_whole && self.reconcile(space, slab, &listings);
+        self.pool.map.spaces[space].slabs[slab].phase = Phase::Opening(listings);
+        if is_same {
+            return self.opens(space, slab);
+        }
+        if waiting || is_whole {
+            return;
+        }
+        if good.replicas.is_empty() {
+            if silent.is_empty() {
+                self.pool.map.propose(space, slab, MapEntry::lost());
+            }
+        } else if self.pool.may_leave(now, (space, slab), doubt, silent, self.pool.sessions.peers_of(&good)) {
+            self.pool.map.propose(space, slab, good);
+        }
+    }
+
+    /// A copy told the versions of some of its pages.
+    pub(in crate::client) fn versions_answered(
+        &mut self,
+        space: SpaceIndex,
+        page: PageNo,
+        peer: PeerIndex,
+        Answer { status, version: grant, payload }: Answer<'_>,
+    ) {
+        let Some(slab) = self.pool.map.slab_of(page) else { return };
+        self.pool.map.mark(space, slab);
+        if status == Status::StaleGeneration {
+            return self.space_taken(space);
+        }
+        let (size, generation) = (self.pool.map.size, self.pool.map.spaces[space].generation);
+        // A reader is no owner: the keeper of today may have written the ledger.
+        let by_keeper =
+            self.pool.map.spaces[space].tenure == Tenure::Reader && self.pool.map.spaces[space].layout.is_ledger(slab);
+        let first_own = Version::new(generation, if by_keeper { Version::SEQUENCE_MAX } else { 0 }, true);
+        let Phase::Opening(listings) = &mut self.pool.map.spaces[space].slabs[slab].phase else { return };
+        let Some(listing) = listings.iter_mut().find(|l| l.peer == peer && l.step == ListStep::Asked) else { return };
+        let index = size.index(page);
+        if index != listing.list.len() {
+            return;
+        }
+        let due = VERSIONS_MAX.min(size.pages() - index);
+        if status != Status::Ok || grant != listing.grant || payload.len() != due * 8 {
+            listing.step = ListStep::Bad;
+            return;
+        }
+        if listing.list.is_empty() {
+            listing.list = self.pool.map.tables.take_empty();
+        }
+        for word in payload.chunks_exact(8) {
+            let mut bits = [0; 8];
+            bits.copy_from_slice(word);
+            listing.list.push(Version::from_bits(u64::from_le_bytes(bits)));
+        }
+        let next = listing.list.len();
+        if next >= size.pages() {
+            // Nobody but this owner writes versions of its generation, and it has written nothing here but what it has taken over.
+            let made_up = listing.list.iter().any(|version| *version >= first_own);
+            listing.step = if made_up { ListStep::Bad } else { ListStep::Done };
+        } else if !self.pool.ask_versions(space, slab, peer, next) {
+            self.pool.map.list_again(space, slab, peer);
+        }
+    }
+
+    /// Brings every copy to the greatest version of every page. `true` if all have that already. Writes that the last owner had
+    /// not finished may so be finished or, where no copy has them, undone: either is right. Where that would be a trim that
+    /// another copy has content beneath, `trims.rs` says what is done.
+    fn reconcile(&mut self, space: SpaceIndex, slab: SlabNo, all: &[Listing]) -> bool {
+        let mut behind = false;
+        let all = if self.pool.has(Fault::OpensUnreconciled) { &all[..1] } else { all };
+        // The ledger is never trimmed, and who keeps the space writes it.
+        let writes =
+            self.pool.map.spaces[space].tenure == Tenure::Owner || self.pool.map.spaces[space].layout.is_ledger(slab);
+        let mut disputed = Vec::new();
+        for index in 0..self.pool.map.size.pages() {
+            let Some(best) = all.iter().max_by_key(|listing| listing.list[index]) else { return false };
+            let version = best.list[index];
+            let beneath = trims::beneath(all.iter(), index).filter(|_| !self.pool.has(Fault::BelievesTrims));
+            if let Some(kept) = beneath.filter(|_| writes) {
+                behind = true;
+                self.pool.map.spaces[space].slabs[slab].versions[index] = kept.list[index];
+                if !self.renew((space, slab, index), kept.peer, best.peer) {
+                    return false;
+                }
+                continue;
+            }
+            let kept = beneath.map(|listing| listing.list[index]);
+            if self.pool.map.spaces[space].slabs[slab].take_listed(index, version, kept) {
+                disputed.push(index);
+                continue;
+            }
+            for listing in all.iter().filter(|listing| listing.list[index] < version) {
+                behind = true;
+                if !self.start_copy((space, slab, index), Some(best.peer), listing.peer) {
+                    return false;
+                }
+            }
+        }
+        self.pool.map.spaces[space].slabs[slab].disputed = disputed;
+        !behind
+    }
+
+    fn opens(&mut self, space: SpaceIndex, slab: SlabNo) {
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
+        if let Phase::Opening(listings) = std::mem::replace(&mut state.phase, Phase::Open) {
+            listings.into_iter().for_each(|listing| self.pool.map.tables.give_back(listing.list));
+        }
+        self.pool.map.spaces[space].slabs[slab].table = Table::Unknown;
+        self.count_content(space, slab);
+        self.note_change(space, slab);
+        self.map_settled(space, slab);
+        self.pool.map.mark(space, slab);
+    }
+}
+
+impl Pool {
+    pub(in crate::client) fn grant(
+        &mut self,
+        space: SpaceIndex,
+        slab: SlabNo,
+        peer: PeerIndex,
+        grant: Version,
+    ) -> bool {
+        let page = self.map.first_page(slab);
+        let request =
+            Request { role: Role::Grant, peer, op: Wire::Grant, class: Class::Demand, space, page, version: grant };
+        self.ask(request)
+    }
+
+    /// The nearest server that keeps its pages on a disk: the one on this machine, if there is one. A slab there is one that
+    /// can be written, no more.
+    pub(in crate::client) fn overflow_disk(&mut self, taken: PeerSet) -> Option<PeerIndex> {
+        if !self.config.uses_overflow_disk {
+            return None;
+        }
+        let open = |peer: &PeerIndex| {
+            !taken.has(*peer) && self.sessions.peers[*peer].can_lend() && self.sessions.peers[*peer].has_overflow_disk()
+        };
+        let all = self.sessions.peers.indices().filter(open);
+        let pick = all.min_by_key(|peer| self.sessions.peers[*peer].round_trip())?;
+        self.sessions.peers[pick].take_slab();
+        Some(pick)
+    }
+
+    /// Until when a server that fell silent may still come back and have room: a pause is no refusal. One that never answered
+    /// may not know this node at all.
+    pub(in crate::client) fn patience_ends(&self, now: Time) -> Option<Time> {
+        let ends = self.sessions.peers.iter().filter_map(|peer| match peer.reach() {
+            Reach::Down { since } if peer.epoch().is_some() => Some(since + self.config.grant_patience),
+            _ => None,
+        });
+        ends.filter(|at| now < *at).max()
+    }
+
+    fn ask_versions(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex, index: usize) -> bool {
+        let page = self.map.size.page(slab, index);
+        let (role, version) = (Role::Versions, Version::NEVER);
+        self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version })
+    }
+}
+
+impl Map {
     /// The server has forgotten this owner, of whom it had nothing.
     fn grant_after_fence(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex, grant: Version) {
         self.spaces[space].fenced_at.remove(peer);
@@ -274,91 +469,6 @@ impl Client {
         }
     }
 
-    fn advance_opening(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        let state = &mut self.spaces[space].slabs[slab];
-        let doubt = state.doubt.take();
-        if state.pending.is_some() {
-            return;
-        }
-        let Phase::Opening(mut listings) = std::mem::replace(&mut state.phase, Phase::Vacant) else { return };
-        state.make_table(&mut self.tables);
-        let replicas = state.entry.replicas.clone();
-        let present = |listing: &Listing| replicas.iter().any(|r| r.grant == listing.grant);
-        if !listings.iter().all(present) {
-            // A copy left. A page on its way from it to another may have arrived or not: ask once that is over.
-            if self.redundancy.copies.any_of(space, slab) {
-                self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
-                return;
-            }
-            listings.clear();
-        }
-        for replica in &replicas {
-            if let Some(peer) = self.peers.of(replica.server)
-                && !listings.iter().any(|listing| listing.peer == peer)
-            {
-                listings.push(Listing { peer, grant: replica.grant, step: ListStep::Fencing, list: Vec::new() });
-            }
-        }
-        for listing in &mut listings {
-            if self.spaces[space].slabs[slab].failed.has(listing.peer) {
-                listing.step = ListStep::Bad;
-            }
-            let refuses = self.spaces[space].refusing.has(listing.peer);
-            listing.step = match listing.step {
-                ListStep::Fencing if refuses => ListStep::Refused,
-                ListStep::Refused if !refuses => ListStep::Fencing,
-                step => step,
-            };
-            if listing.step == ListStep::Fencing
-                && self.peers[listing.peer].is_up()
-                && self.fence(space, listing.peer)
-                && self.ask_versions(space, slab, listing.peer, 0)
-            {
-                listing.step = ListStep::Asked;
-            }
-        }
-        let away = |listing: &Listing| self.peers[listing.peer].is_down() && listing.step != ListStep::Bad;
-        let waits = |listing: &Listing| {
-            matches!(listing.step, ListStep::Fencing | ListStep::Asked) && !self.peers[listing.peer].is_down()
-        };
-        let usable = |listing: &Listing| listing.step == ListStep::Done && !self.peers[listing.peer].is_down();
-        let waiting = listings.iter().any(waits);
-        if self.spaces[space].tenure == Tenure::Reader {
-            if waiting {
-                self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
-            } else {
-                self.spaces[space].slabs[slab].phase = Phase::Opening(Vec::new());
-                self.read_listings(space, slab, &listings);
-            }
-            return;
-        }
-        let is_good = |replica: &&Replica| listings.iter().any(|l| usable(l) && l.grant == replica.grant);
-        let good = MapEntry::of(replicas.iter().filter(is_good).copied());
-        let silent: PeerSet = listings.iter().filter(|l| away(l)).map(|listing| listing.peer).collect();
-        let is_whole = !waiting && good.replicas.len() == replicas.len();
-        let is_same = is_whole && self.reconcile(space, slab, &listings);
-        self.spaces[space].slabs[slab].phase = Phase::Opening(listings);
-        if is_same {
-            return self.opens(space, slab);
-        }
-        if waiting || is_whole {
-            return;
-        }
-        if good.replicas.is_empty() {
-            if silent.is_empty() {
-                self.propose(space, slab, MapEntry::lost());
-            }
-        } else if self.may_leave(now, (space, slab), doubt, silent, self.peers_of(&good)) {
-            self.propose(space, slab, good);
-        }
-    }
-
-    fn ask_versions(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex, index: usize) -> bool {
-        let page = self.size.page(slab, index);
-        let (role, version) = (Role::Versions, Version::NEVER);
-        self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version })
-    }
-
     /// What a copy was asked was taken back.
     pub(in crate::client) fn list_again(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
         if let Phase::Opening(listings) = &mut self.spaces[space].slabs[slab].phase
@@ -369,99 +479,11 @@ impl Client {
         }
         self.mark(space, slab);
     }
+}
 
-    /// A copy told the versions of some of its pages.
-    pub(in crate::client) fn versions_answered(
-        &mut self,
-        space: SpaceIndex,
-        page: PageNo,
-        peer: PeerIndex,
-        Answer { status, version: grant, payload }: Answer<'_>,
-    ) {
-        let Some(slab) = self.slab_of(page) else { return };
-        self.mark(space, slab);
-        if status == Status::StaleGeneration {
-            return self.space_taken(space);
-        }
-        let (size, generation) = (self.size, self.spaces[space].generation);
-        // A reader is no owner: the keeper of today may have written the ledger.
-        let by_keeper = self.spaces[space].tenure == Tenure::Reader && self.spaces[space].layout.is_ledger(slab);
-        let first_own = Version::new(generation, if by_keeper { Version::SEQUENCE_MAX } else { 0 }, true);
-        let Phase::Opening(listings) = &mut self.spaces[space].slabs[slab].phase else { return };
-        let Some(listing) = listings.iter_mut().find(|l| l.peer == peer && l.step == ListStep::Asked) else { return };
-        let index = size.index(page);
-        if index != listing.list.len() {
-            return;
-        }
-        let due = VERSIONS_MAX.min(size.pages() - index);
-        if status != Status::Ok || grant != listing.grant || payload.len() != due * 8 {
-            listing.step = ListStep::Bad;
-            return;
-        }
-        if listing.list.is_empty() {
-            listing.list = self.tables.take_empty();
-        }
-        for word in payload.chunks_exact(8) {
-            let mut bits = [0; 8];
-            bits.copy_from_slice(word);
-            listing.list.push(Version::from_bits(u64::from_le_bytes(bits)));
-        }
-        let next = listing.list.len();
-        if next >= size.pages() {
-            // Nobody but this owner writes versions of its generation, and it has written nothing here but what it has taken over.
-            let made_up = listing.list.iter().any(|version| *version >= first_own);
-            listing.step = if made_up { ListStep::Bad } else { ListStep::Done };
-        } else if !self.ask_versions(space, slab, peer, next) {
-            self.list_again(space, slab, peer);
-        }
-    }
-
-    /// Brings every copy to the greatest version of every page. `true` if all have that already. Writes that the last owner had
-    /// not finished may so be finished or, where no copy has them, undone: either is right. Where that would be a trim that
-    /// another copy has content beneath, `trims.rs` says what is done.
-    fn reconcile(&mut self, space: SpaceIndex, slab: SlabNo, all: &[Listing]) -> bool {
-        let mut behind = false;
-        let all = if self.has(Fault::OpensUnreconciled) { &all[..1] } else { all };
-        // The ledger is never trimmed, and who keeps the space writes it.
-        let writes = self.spaces[space].tenure == Tenure::Owner || self.spaces[space].layout.is_ledger(slab);
-        let mut disputed = Vec::new();
-        for index in 0..self.size.pages() {
-            let Some(best) = all.iter().max_by_key(|listing| listing.list[index]) else { return false };
-            let version = best.list[index];
-            let beneath = trims::beneath(all.iter(), index).filter(|_| !self.has(Fault::BelievesTrims));
-            if let Some(kept) = beneath.filter(|_| writes) {
-                behind = true;
-                self.spaces[space].slabs[slab].versions[index] = kept.list[index];
-                if !self.renew((space, slab, index), kept.peer, best.peer) {
-                    return false;
-                }
-                continue;
-            }
-            let kept = beneath.map(|listing| listing.list[index]);
-            if self.spaces[space].slabs[slab].take_listed(index, version, kept) {
-                disputed.push(index);
-                continue;
-            }
-            for listing in all.iter().filter(|listing| listing.list[index] < version) {
-                behind = true;
-                if !self.start_copy((space, slab, index), Some(best.peer), listing.peer) {
-                    return false;
-                }
-            }
-        }
-        self.spaces[space].slabs[slab].disputed = disputed;
-        !behind
-    }
-
-    fn opens(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let state = &mut self.spaces[space].slabs[slab];
-        if let Phase::Opening(listings) = std::mem::replace(&mut state.phase, Phase::Open) {
-            listings.into_iter().for_each(|listing| self.tables.give_back(listing.list));
-        }
-        self.spaces[space].slabs[slab].table = Table::Unknown;
-        self.count_content(space, slab);
-        self.note_change(space, slab);
-        self.map_settled(space, slab);
-        self.mark(space, slab);
+impl Sessions {
+    /// A server was not heard yet.
+    pub(in crate::client) fn someone_may_come(&self) -> bool {
+        self.peers.iter().any(|peer| matches!(peer.reach(), Reach::Connecting { .. }))
     }
 }

@@ -14,15 +14,15 @@ impl Client {
     /// Nothing was asked: too many wait for an answer, or the space is only read here.
     pub fn confirm(&mut self, now: Time, space: SpaceRef, token: Token) -> Result<(), Refused> {
         let space = space.0;
-        if self.spaces[space].tenure != Tenure::Owner {
+        if self.pool.map.spaces[space].tenure != Tenure::Owner {
             return Err(Refused::ReadOnly);
         }
         if !self.confirms.has_room() {
             return Err(Refused::Busy);
         }
-        self.now = now;
-        if self.spaces[space].is_taken || self.has(Fault::TrustsItself) {
-            let result = if self.spaces[space].is_taken { Err(Failure::Fenced) } else { Ok(()) };
+        self.pool.now = now;
+        if self.pool.map.spaces[space].is_taken || self.pool.has(Fault::TrustsItself) {
+            let result = if self.pool.map.spaces[space].is_taken { Err(Failure::Fenced) } else { Ok(()) };
             self.confirms.finish(token, result);
             return Ok(());
         }
@@ -34,14 +34,14 @@ impl Client {
 
     /// Sees to it that all who wait have a question that was not sent before they came.
     fn ask_to_confirm(&mut self, space: SpaceIndex) {
-        let open = self.questions.find(space, is_confirm);
+        let open = self.pool.map.questions.find(space, is_confirm);
         let question = match open.map(|question| (question.id, question.is_sent())) {
             Some((id, false)) => id,
             // Its answer may be from before. One question about a space is under way at a time.
             Some((_, true)) => return,
             None => {
-                let (id, generation) = (self.spaces[space].id, self.spaces[space].generation);
-                self.questions.ask(space, ControlRequest::Confirm { space: id, generation })
+                let (id, generation) = (self.pool.map.spaces[space].id, self.pool.map.spaces[space].generation);
+                self.pool.map.questions.ask(space, ControlRequest::Confirm { space: id, generation })
             }
         };
         self.confirms.wait_for(space, question);
@@ -62,7 +62,7 @@ impl Client {
 
     /// Ends what has waited for the control plane for too long.
     pub(in crate::client) fn maintain_confirms(&mut self, now: Time) {
-        self.now = now;
+        self.pool.now = now;
         let mut at = 0;
         while let Some(space) = self.confirms.space_at(at) {
             // Where it is overdue, none of this space waits any more, and another one is in this slot.
@@ -72,11 +72,11 @@ impl Client {
 
     /// `true` if the control plane has been silent for too long, and nobody waits for its word on this space any more.
     fn end_overdue_confirms(&mut self, space: SpaceIndex) -> bool {
-        let is_overdue = self.is_question_overdue(space, is_confirm);
+        let is_overdue = self.pool.is_question_overdue(space, is_confirm);
         if is_overdue {
             let ended = self.confirms.fail(space, Failure::Silent) as u64;
-            self.stats.unmapped += ended;
-            self.stats.unanswered += ended;
+            self.pool.stats.unmapped += ended;
+            self.pool.stats.unanswered += ended;
         }
         is_overdue
     }

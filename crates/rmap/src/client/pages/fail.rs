@@ -8,7 +8,7 @@ use crate::units::{SlabNo, Time};
 impl Client {
     /// Ends operations of a space, or of one slab, that cannot be done.
     pub(in crate::client) fn fail_ops(&mut self, space: SpaceIndex, slab: Option<SlabNo>, failure: Failure) {
-        let size = self.size;
+        let size = self.pool.map.size;
         let fits = |page| slab.is_none_or(|slab| size.slab(page).is_some_and(|s| s == slab));
         for op in self.ops.select(|o| o.space == space && fits(o.page)) {
             self.fail_op(op, failure);

@@ -2,6 +2,7 @@
 
 use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::ops::Operation;
+use crate::client::pool::Pool;
 use crate::client::read_queue::QueuedRead;
 use crate::client::slab::Phase;
 use crate::client::{Client, Failure};
@@ -15,7 +16,7 @@ impl Client {
             return true;
         }
         let Operation { space, page, .. } = *self.ops.peek(op);
-        if self.slab_of(page).is_some_and(|slab| self.is_out_of_reach(space, slab)) {
+        if self.pool.map.slab_of(page).is_some_and(|slab| self.pool.is_out_of_reach(space, slab)) {
             self.fail_read(op, Failure::Silent);
             return true;
         }
@@ -33,13 +34,13 @@ impl Client {
     pub(in crate::client) fn mark_queued(&mut self) {
         for at in 0..self.read_queue.len() {
             let Some(QueuedRead { space, page, .. }) = self.read_queue.get(at) else { return };
-            self.slab_of(page).into_iter().for_each(|slab| self.mark(space, slab));
+            self.pool.map.slab_of(page).into_iter().for_each(|slab| self.pool.map.mark(space, slab));
         }
     }
 
     /// Begins the reads of a slab that can end now.
     pub(in crate::client) fn resume_slab(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let size = self.size;
+        let size = self.pool.map.size;
         self.resume_where(|queued| queued.space == space && size.slab(queued.page) == Some(slab));
     }
 
@@ -58,7 +59,7 @@ impl Client {
     fn resume_where(&mut self, fits: impl Fn(&QueuedRead) -> bool) {
         for _ in 0..self.read_queue.len() {
             let Some(queued) = self.read_queue.next() else { return };
-            let ready = fits(&queued) && self.is_answerable(&queued);
+            let ready = fits(&queued) && self.pool.is_answerable(&queued);
             let QueuedRead { space, page, class, token, since } = queued;
             if !ready {
                 self.read_queue.push(queued);
@@ -68,19 +69,21 @@ impl Client {
             }
         }
     }
+}
 
+impl Pool {
     /// Whether a server can be asked for the page, or it is known without one what became of it.
     fn is_answerable(&self, queued: &QueuedRead) -> bool {
-        let Some(slab) = self.slab_of(queued.page) else { return true };
-        let state = &self.spaces[queued.space].slabs[slab];
+        let Some(slab) = self.map.slab_of(queued.page) else { return true };
+        let state = &self.map.spaces[queued.space].slabs[slab];
         let open = matches!(state.phase, Phase::Open | Phase::Followed);
-        let silent = if open && self.is_grouped(queued.space, slab) {
+        let silent = if open && self.map.is_grouped(queued.space, slab) {
             !self.has_source(queued.space, slab)
         } else {
             let copies = self.sound_copies(queued.space, slab);
-            !copies.is_empty() && copies.iter().all(|peer| self.peers[peer].is_down())
+            !copies.is_empty() && copies.iter().all(|peer| self.sessions.peers[peer].is_down())
         };
-        let fails = self.spaces[queued.space].is_taken || self.is_out_of_reach(queued.space, slab);
+        let fails = self.map.spaces[queued.space].is_taken || self.is_out_of_reach(queued.space, slab);
         fails || !open || !silent
     }
 }

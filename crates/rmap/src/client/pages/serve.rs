@@ -19,13 +19,13 @@ impl Client {
         class: Class,
         token: Token,
     ) -> Result<(), Refused> {
-        if page.0 >= self.spaces[space].pages {
+        if page.0 >= self.pool.map.spaces[space].pages {
             return Err(Refused::BeyondEnd);
         }
         if !self.begin_again(space, page, class, (token, now)) {
             return Err(Refused::Busy);
         }
-        self.stats.reads += 1;
+        self.pool.stats.reads += 1;
         self.settle(now);
         Ok(())
     }
@@ -38,7 +38,7 @@ impl Client {
         class: Class,
         asked: (Token, Time),
     ) -> bool {
-        let look = if self.is_followed(space) { self.look_needed(space) } else { 0 };
+        let look = if self.pool.map.is_followed(space) { self.pool.map.look_needed(space) } else { 0 };
         let op = self.ops.begin(Kind::Read, space, page, class, asked);
         op.is_some_and(|op| {
             self.ops.get(op).look = look;
@@ -56,20 +56,20 @@ impl Client {
         content: Option<impl FnOnce(&mut Page)>,
         token: Token,
     ) -> Result<(), Refused> {
-        if page.0 >= self.spaces[space].pages {
+        if page.0 >= self.pool.map.spaces[space].pages {
             return Err(Refused::BeyondEnd);
         }
-        if self.spaces[space].tenure != Tenure::Owner {
+        if self.pool.map.spaces[space].tenure != Tenure::Owner {
             return Err(Refused::ReadOnly);
         }
         if !self.ops.has_room_for_write() {
             return Err(Refused::Busy);
         }
-        let version = self.spaces[space].next_version(content.is_none()).ok_or(Refused::VersionsUsedUp)?;
+        let version = self.pool.map.spaces[space].next_version(content.is_none()).ok_or(Refused::VersionsUsedUp)?;
         let kind = Kind::Write { trim: content.is_none() };
         let op = self.ops.begin(kind, space, page, class, (token, now)).ok_or(Refused::Busy)?;
-        self.stats.writes += 1;
-        self.now = now;
+        self.pool.stats.writes += 1;
+        self.pool.now = now;
         match content {
             Some(content) => self.store_write(op, version, content),
             None => self.ops.get(op).version = version,
@@ -84,7 +84,7 @@ impl Client {
         let Operation { space, page, .. } = *self.ops.peek(op);
         self.ops.get(op).version = version;
         content(self.ops.content(op));
-        self.spaces[space].key.seal(page, version, self.ops.room(op));
+        self.pool.map.spaces[space].key.seal(page, version, self.ops.room(op));
     }
 
     /// Begins a waiting operation if it can begin now.
@@ -98,34 +98,34 @@ impl Client {
 
     fn try_read(&mut self, op: OpIndex) {
         let Operation { space, page, .. } = *self.ops.peek(op);
-        if self.spaces[space].is_taken {
+        if self.pool.map.spaces[space].is_taken {
             return self.ops.finish(op, Err(Failure::Fenced));
         }
-        if self.is_followed(space) {
+        if self.pool.map.is_followed(space) {
             return self.try_follow(op);
         }
         // The map that is being looked up decides.
-        if self.spaces[space].is_stale {
+        if self.pool.map.spaces[space].is_stale {
             return;
         }
-        let Some(number) = self.slab_of(page) else { return };
-        let slab = &self.spaces[space].slabs[number];
+        let Some(number) = self.pool.map.slab_of(page) else { return };
+        let slab = &self.pool.map.spaces[space].slabs[number];
         match slab.phase {
             Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
             Phase::Vacant | Phase::Granting(_) | Phase::Leaving => self.read_zero(op),
-            Phase::Opening(_) if self.is_out_of_reach(space, number) && !self.ops.get(op).is_own => {
+            Phase::Opening(_) if self.pool.is_out_of_reach(space, number) && !self.ops.get(op).is_own => {
                 self.ops.finish(op, Err(Failure::Silent));
             }
-            Phase::Opening(_) if self.waits_for_map(space, number) => self.mark(space, number),
+            Phase::Opening(_) if self.pool.map.waits_for_map(space, number) => self.pool.map.mark(space, number),
             Phase::Opening(_) | Phase::Followed => {}
             Phase::Open => {
                 // What is being written is as good as what was; and this is at hand.
                 if let Some(writer) = self.ops.writer(space, page) {
                     return self.read_from_buffer(op, writer);
                 }
-                let index = self.size.index(page);
+                let index = self.pool.map.size.index(page);
                 if slab.is_disputed(index) {
-                    self.stats.bad_pages += 1;
+                    self.pool.stats.bad_pages += 1;
                     return self.ops.finish(op, Err(Failure::Corrupt));
                 }
                 let version = slab.version(index);
@@ -139,7 +139,7 @@ impl Client {
     }
 
     pub(in crate::client) fn read_zero(&mut self, op: OpIndex) {
-        self.stats.reads_local += 1;
+        self.pool.stats.reads_local += 1;
         self.ops.get(op).has_content = false;
         self.ops.finish(op, Ok(()));
     }
@@ -150,10 +150,10 @@ impl Client {
             return self.read_zero(op);
         }
         let opened = match self.ops.content_and_sealed(op, writer) {
-            Some((content, sealed)) => self.spaces[space].key.open(page, version, &sealed[..], content),
+            Some((content, sealed)) => self.pool.map.spaces[space].key.open(page, version, &sealed[..], content),
             None => Err(Rejected::NotAuthentic),
         };
-        self.stats.reads_local += 1;
+        self.pool.stats.reads_local += 1;
         self.ops.get(op).has_content = true;
         self.ops.finish(op, opened.map_err(|_| Failure::Corrupt));
     }
@@ -161,37 +161,39 @@ impl Client {
     /// Asks the nearest copy that was not asked yet; any copy, where all were.
     pub(in crate::client) fn ask_for_page(&mut self, op: OpIndex) {
         let Operation { space, page, sent, .. } = *self.ops.peek(op);
-        let Some(number) = self.slab_of(page) else { return };
-        if self.is_followed(space) {
+        let Some(number) = self.pool.map.slab_of(page) else { return };
+        if self.pool.map.is_followed(space) {
             return self.ask_followed(op);
         }
-        if self.spaces[space].is_stale {
+        if self.pool.map.spaces[space].is_stale {
             return self.ops.activate(op);
         }
-        if self.is_grouped(space, number) {
+        if self.pool.map.is_grouped(space, number) {
             return self.ask_group(op, number);
         }
-        let copies = self.copies_to_read(space, number);
-        let near = |peer: &PeerIndex| (self.peers[*peer].is_down(), sent.has(*peer), self.peers[*peer].round_trip());
+        let copies = self.pool.copies_to_read(space, number);
+        let near = |peer: &PeerIndex| {
+            (self.pool.sessions.peers[*peer].is_down(), sent.has(*peer), self.pool.sessions.peers[*peer].round_trip())
+        };
         // Without a copy that can be trusted, the change of the map decides; one that is to be told of this reader is asked then.
         let Some(peer) = copies.iter().min_by_key(near) else {
-            let unknown = self.sound_copies(space, number);
-            let is_away = !unknown.is_empty() && unknown.iter().all(|peer| self.peers[peer].is_down());
+            let unknown = self.pool.sound_copies(space, number);
+            let is_away = !unknown.is_empty() && unknown.iter().all(|peer| self.pool.sessions.peers[peer].is_down());
             if self.ops.peek(op).is_own {
                 self.put_back(op);
             } else if self.is_refused(op, number) {
-                self.stats.bad_pages += 1;
+                self.pool.stats.bad_pages += 1;
                 self.fail_read(op, Failure::Corrupt);
             } else if !(is_away && self.queue_read(op)) {
                 self.ops.activate(op);
             }
-            return self.mark(space, number);
+            return self.pool.map.mark(space, number);
         };
-        if self.peers[peer].is_down() && self.queue_read(op) {
+        if self.pool.sessions.peers[peer].is_down() && self.queue_read(op) {
             return;
         }
         let asked = |e: &Exchange| e.peer == peer && e.role == Role::Read { op };
-        if !sent.has(peer) || self.exchanges.find(asked).is_none() {
+        if !sent.has(peer) || self.pool.sessions.exchanges.find(asked).is_none() {
             self.ask_copy(op, peer);
         }
     }
@@ -199,7 +201,7 @@ impl Client {
     pub(in crate::client) fn ask_copy(&mut self, op: OpIndex, peer: PeerIndex) {
         let Operation { space, page, class, version, .. } = *self.ops.peek(op);
         let request = Request { role: Role::Read { op }, peer, op: Wire::Read, class, space, page, version };
-        if self.ask(request) {
+        if self.pool.ask(request) {
             self.ops.activate(op);
             self.ops.get(op).exchanges += 1;
             self.ops.get(op).sent.insert(peer);
@@ -208,35 +210,35 @@ impl Client {
 
     fn try_write(&mut self, op: OpIndex) {
         let Operation { space, page, .. } = *self.ops.peek(op);
-        if self.spaces[space].is_taken {
+        if self.pool.map.spaces[space].is_taken {
             return self.ops.finish(op, Err(Failure::Fenced));
         }
-        let Some(number) = self.slab_of(page) else { return };
-        let is_lost = matches!(self.spaces[space].slabs[number].phase, Phase::Lost);
+        let Some(number) = self.pool.map.slab_of(page) else { return };
+        let is_lost = matches!(self.pool.map.spaces[space].slabs[number].phase, Phase::Lost);
         let waits = !is_lost && self.waits_for_group(op, number);
-        if !is_lost && self.is_write_out_of_reach(space, number) && !self.ops.peek(op).is_own {
+        if !is_lost && self.pool.is_write_out_of_reach(space, number) && !self.ops.peek(op).is_own {
             return self.ops.finish(op, Err(Failure::Silent));
         }
         if waits {
             return;
         }
-        match self.spaces[space].slabs[number].phase {
+        match self.pool.map.spaces[space].slabs[number].phase {
             Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
-            Phase::Vacant => self.mark(space, number),
-            Phase::Granting(_) | Phase::Leaving if self.ends_unmapped() => self.mark(space, number),
-            Phase::Opening(_) if self.waits_for_map(space, number) => self.mark(space, number),
+            Phase::Vacant => self.pool.map.mark(space, number),
+            Phase::Granting(_) | Phase::Leaving if self.pool.ends_unmapped() => self.pool.map.mark(space, number),
+            Phase::Opening(_) if self.pool.map.waits_for_map(space, number) => self.pool.map.mark(space, number),
             Phase::Granting(_) | Phase::Opening(_) | Phase::Leaving | Phase::Followed => {}
             Phase::Open => {
-                if self.is_left_to_late_map(space, number) && !self.ops.peek(op).is_own {
-                    self.stats.unmapped += 1;
+                if self.pool.is_left_to_late_map(space, number) && !self.ops.peek(op).is_own {
+                    self.pool.stats.unmapped += 1;
                     return self.ops.finish(op, Err(Failure::Silent));
                 }
                 // One write to a page at a time, in the order in which they came.
                 if self.ops.begin_write(op) {
                     self.ops.activate(op);
                     self.send_write(op);
-                } else if self.waits_for_map(space, number) {
-                    self.mark(space, number);
+                } else if self.pool.map.waits_for_map(space, number) {
+                    self.pool.map.mark(space, number);
                 }
             }
         }
@@ -245,18 +247,18 @@ impl Client {
     /// To every copy that has not been sent it.
     pub(in crate::client) fn send_write(&mut self, op: OpIndex) {
         let Operation { space, page, class, version, sent, kind, is_reported, .. } = *self.ops.peek(op);
-        let Some(number) = self.slab_of(page) else { return };
-        let mirror = self.spaces[space].slabs[number].repair.as_ref().and_then(|repair| repair.mirror());
-        let mut targets = self.required(space, number).union(mirror.into_iter().collect()).minus(sent);
+        let Some(number) = self.pool.map.slab_of(page) else { return };
+        let mirror = self.pool.map.spaces[space].slabs[number].repair.as_ref().and_then(|repair| repair.mirror());
+        let mut targets = self.pool.required(space, number).union(mirror.into_iter().collect()).minus(sent);
         if is_reported {
             // What asks for long takes no exchange from others; and who has lost the slab is not asked until the map says so, too.
-            let failed = self.spaces[space].slabs[number].failed;
-            targets = targets.minus(failed).iter().filter(|peer| !self.peers[*peer].is_down()).collect();
+            let failed = self.pool.map.spaces[space].slabs[number].failed;
+            targets = targets.minus(failed).iter().filter(|peer| !self.pool.sessions.peers[*peer].is_down()).collect();
         }
         let wire = if kind == (Kind::Write { trim: true }) { Wire::Trim } else { Wire::Write };
         for peer in targets.iter() {
             let request = Request { role: Role::Write { op }, peer, op: wire, class, space, page, version };
-            if self.ask(request) {
+            if self.pool.ask(request) {
                 self.ops.get(op).sent.insert(peer);
                 self.ops.get(op).exchanges += 1;
             }
@@ -266,24 +268,24 @@ impl Client {
     /// A copy has the write, or the set of copies changed: is it done?
     pub(in crate::client) fn check_write(&mut self, op: OpIndex) {
         let Operation { space, page, version, sent, acked, stage, is_reported, .. } = *self.ops.peek(op);
-        let Some(number) = self.slab_of(page) else { return };
-        let required = self.required(space, number);
-        let repair = self.spaces[space].slabs[number].repair.as_ref();
+        let Some(number) = self.pool.map.slab_of(page) else { return };
+        let required = self.pool.required(space, number);
+        let repair = self.pool.map.spaces[space].slabs[number].repair.as_ref();
         let joining = repair.and_then(|repair| repair.catches_up()).filter(|peer| sent.has(*peer));
         let wanted = required.union(joining.into_iter().collect());
-        let enough = wanted.is_subset_of(acked) || (self.has(Fault::AcksEarly) && !acked.is_empty());
-        if stage == Stage::Active && !enough && !is_reported && self.waits_for_map(space, number) {
-            self.mark(space, number);
+        let enough = wanted.is_subset_of(acked) || (self.pool.has(Fault::AcksEarly) && !acked.is_empty());
+        if stage == Stage::Active && !enough && !is_reported && self.pool.map.waits_for_map(space, number) {
+            self.pool.map.mark(space, number);
         }
         if stage != Stage::Active || required.is_empty() || !enough {
             return;
         }
-        let index = self.size.index(page);
+        let index = self.pool.map.size.index(page);
         self.set_version(space, number, index, version);
         self.note_change(space, number);
         self.end_write(op, Ok(()));
-        if self.spaces[space].slabs[number].repair.is_some() {
-            self.mark(space, number);
+        if self.pool.map.spaces[space].slabs[number].repair.is_some() {
+            self.pool.map.mark(space, number);
         }
     }
 
@@ -319,9 +321,9 @@ impl Client {
         self.drop_stripe(op);
         while self.ops.peek(op).exchanges > 0 {
             let own = Role::Read { op };
-            let found = self.exchanges.find(|e| e.role == own || e.role == Role::Write { op });
+            let found = self.pool.sessions.exchanges.find(|e| e.role == own || e.role == Role::Write { op });
             let Some(exchange) = found else { return };
-            self.end_exchange(exchange.id);
+            self.pool.sessions.end_exchange(exchange.id);
             self.op_exchange_ended(op);
         }
     }
@@ -335,7 +337,7 @@ impl Client {
 
     /// The set of copies changed: writes may be done or have to go elsewhere, reads too.
     pub(in crate::client) fn map_settled(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let size = self.size;
+        let size = self.pool.map.size;
         let of_slab = |page| size.slab(page).is_some_and(|s| s == slab);
         for op in self.ops.select(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page)) {
             match self.ops.peek(op).kind {
@@ -352,22 +354,22 @@ impl Client {
 
     /// A copy is gone: should there be another one at the same server, it has nothing of what this one had.
     pub(in crate::client) fn unsend_writes(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
-        let size = self.size;
+        let size = self.pool.map.size;
         let of_slab = |page| size.slab(page).is_some_and(|s| s == slab);
         self.ops.unsend(peer, |op| op.space == space && of_slab(op.page));
     }
 
     /// What cannot begin before something is known of a slab.
     pub(in crate::client) fn waiting_for(&self, space: SpaceIndex, slab: SlabNo) -> Selected {
-        let of_slab = |page| self.slab_of(page) == Some(slab);
+        let of_slab = |page| self.pool.map.slab_of(page) == Some(slab);
         self.ops.select(|op| op.stage == Stage::Waiting && op.space == space && of_slab(op.page))
     }
 
     /// The next result. Of a read `take` is given the page, in room that may be exchanged for other; nothing if that is zero.
     pub(in crate::client) fn next_event(&mut self, take: impl FnOnce(Option<&mut Box<SealedPage>>)) -> Option<Event> {
         if let Some(Reported { token, class, since }) = self.ops.next_told() {
-            self.stats.writes_took[class as usize].record(self.now.since(since));
-            self.stats.unanswered += 1;
+            self.pool.stats.writes_took[class as usize].record(self.pool.now.since(since));
+            self.pool.stats.unanswered += 1;
             self.resume_waiting();
             return Some(Event::Written { token, result: Err(Failure::Silent) });
         }
@@ -380,9 +382,10 @@ impl Client {
         if kind == Kind::Read {
             take(has_content.then(|| self.ops.page_of(op)));
         }
-        let latencies = if kind == Kind::Read { &mut self.stats.reads_took } else { &mut self.stats.writes_took };
-        latencies[class as usize].record(self.now.since(since));
-        self.stats.unanswered += u64::from(result == Err(Failure::Silent));
+        let latencies =
+            if kind == Kind::Read { &mut self.pool.stats.reads_took } else { &mut self.pool.stats.writes_took };
+        latencies[class as usize].record(self.pool.now.since(since));
+        self.pool.stats.unanswered += u64::from(result == Err(Failure::Silent));
         self.ops.let_go(op);
         self.resume_waiting();
         match kind {

@@ -4,6 +4,8 @@ use super::cold::Course;
 use super::{LEDGER_COPIES, Members, ParityView};
 use crate::client::index::{GroupIndex, SpaceIndex};
 use crate::client::ledger::Table;
+use crate::client::map::Map;
+use crate::client::pool::Pool;
 use crate::client::sealed::Tenure;
 use crate::client::slab::{Phase, Slab};
 use crate::client::{Client, Failure, SpaceRef};
@@ -13,24 +15,24 @@ impl Client {
     /// Makes the parity of a sealed space: this client becomes its keeper, as soon as it can be. How far it is says
     /// [`Client::parity`]. Nothing is done for a space that another client writes.
     pub fn make_parity(&mut self, now: Time, space: SpaceRef) {
-        if self.is_followed(space.0) {
+        if self.pool.map.is_followed(space.0) {
             return;
         }
-        self.now = now;
-        let total = self.spaces[space.0].layout.total();
-        self.spaces[space.0].extend_to(total);
-        self.spaces[space.0].wants_parity = true;
-        if self.spaces[space.0].tenure == Tenure::Reader {
-            self.begin_watch(space.0);
+        self.pool.now = now;
+        let total = self.pool.map.spaces[space.0].layout.total();
+        self.pool.map.spaces[space.0].extend_to(total);
+        self.pool.map.spaces[space.0].wants_parity = true;
+        if self.pool.map.spaces[space.0].tenure == Tenure::Reader {
+            self.pool.begin_watch(space.0);
         } else {
-            self.spaces[space.0].slabs.indices().for_each(|slab| self.mark(space.0, slab));
+            self.pool.map.spaces[space.0].slabs.indices().for_each(|slab| self.pool.map.mark(space.0, slab));
         }
         self.settle(now);
     }
 
     /// How far the parity of a space is.
     pub fn parity(&self, space: SpaceRef) -> ParityView {
-        let (space, state) = (space.0, &self.spaces[space.0]);
+        let (space, state) = (space.0, &self.pool.map.spaces[space.0]);
         let mut view = ParityView::default();
         for group in state.layout.groups() {
             let columns: Vec<&Slab> = state.layout.columns(group).filter_map(|slab| state.slabs.get(slab)).collect();
@@ -38,7 +40,7 @@ impl Client {
                 continue;
             }
             view.groups += 1;
-            view.with_parity += usize::from(self.has_parity(space, group));
+            view.with_parity += usize::from(self.pool.map.has_parity(space, group));
             view.stuck += usize::from(columns.iter().any(|slab| slab.is_stuck || slab.table == Table::Refused));
             let copies = || columns.iter().flat_map(|slab| &slab.entry.replicas);
             let mut servers: Vec<u32> = copies().map(|replica| replica.server.0).collect();
@@ -47,8 +49,8 @@ impl Client {
             let held = columns.iter().filter(|slab| slab.is_held()).count();
             let single = columns.iter().all(|slab| slab.entry.replicas.len() == usize::from(slab.is_held()));
             let copies = |slab: SlabNo| state.slabs.get(slab).map_or(0, |slab| slab.entry.replicas.len());
-            let has_ledger = self.ledger_slabs(space, group).all(|slab| copies(slab) >= LEDGER_COPIES);
-            let is_whole = self.has_parity(space, group) && single && servers.len() == held && has_ledger;
+            let has_ledger = self.pool.map.ledger_slabs(space, group).all(|slab| copies(slab) >= LEDGER_COPIES);
+            let is_whole = self.pool.map.has_parity(space, group) && single && servers.len() == held && has_ledger;
             view.whole += usize::from(is_whole);
         }
         view
@@ -56,39 +58,19 @@ impl Client {
 
     /// Groups of a space whose parity is in the map.
     pub fn groups_with_parity(&self, space: SpaceRef) -> usize {
-        self.spaces[space.0].layout.groups().filter(|group| self.has_parity(space.0, *group)).count()
-    }
-
-    /// Whether the map says that a group has parity.
-    pub(in crate::client) fn has_parity(&self, space: SpaceIndex, group: GroupIndex) -> bool {
-        let state = &self.spaces[space];
-        !state.is_removed && state.slabs.get(state.layout.parity(group)).is_some_and(Slab::is_held)
-    }
-
-    /// Whether a slab is one of a group that has parity.
-    pub(in crate::client) fn is_grouped(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        self.spaces[space].layout.group(slab).is_some_and(|group| self.has_parity(space, group))
+        self.pool.map.spaces[space.0].layout.groups().filter(|group| self.pool.map.has_parity(space.0, *group)).count()
     }
 
     /// How many copies a slab is to have.
     pub(in crate::client) fn wanted_copies(&self, space: SpaceIndex, slab: SlabNo) -> usize {
-        let state = &self.spaces[space];
+        let state = &self.pool.map.spaces[space];
         if state.layout.is_ledger(slab) {
             return LEDGER_COPIES;
         }
         let is_dissolved = self.is_dissolving(space, slab) && !state.layout.is_parity(slab);
-        let is_single = self.is_grouped(space, slab) && !is_dissolved || self.is_followed_group(space, slab);
+        let is_single =
+            self.pool.map.is_grouped(space, slab) && !is_dissolved || self.pool.map.is_followed_group(space, slab);
         if is_single { 1 } else { state.copies }
-    }
-
-    /// Slabs of a group depend on each other.
-    pub(in crate::client) fn mark_group(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let layout = self.spaces[space].layout;
-        for column in layout.group(slab).into_iter().flat_map(|group| layout.columns(group)) {
-            if self.spaces[space].slabs.get(column).is_some() {
-                self.mark(space, column);
-            }
-        }
     }
 
     /// What does not belong to any one slab. `true` if slabs have to be looked at again.
@@ -102,57 +84,60 @@ impl Client {
 
     /// Looks at a slab of a group that has parity, or is to have. `false` if it is a slab like any other.
     pub(in crate::client) fn advance_grouped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) -> bool {
-        let layout = self.spaces[space].layout;
-        let Some(group) = layout.group(slab).filter(|_| !self.spaces[space].is_removed) else {
-            self.ledger_was_looked_at(space, slab);
+        let layout = self.pool.map.spaces[space].layout;
+        let Some(group) = layout.group(slab).filter(|_| !self.pool.map.spaces[space].is_removed) else {
+            self.pool.ledger_was_looked_at(space, slab);
             return false;
         };
-        let owns = self.spaces[space].tenure == Tenure::Owner;
-        if owns && self.is_frozen(space, group) {
+        let owns = self.pool.map.spaces[space].tenure == Tenure::Owner;
+        if owns && self.pool.map.is_frozen(space, group) {
             self.decline_late(space, slab);
         }
-        if !self.has_parity(space, group) && owns {
+        if !self.pool.map.has_parity(space, group) && owns {
             return self.advance_cold(now, space, slab);
         }
-        if !self.has_parity(space, group) {
-            let keeps = self.spaces[space].tenure == Tenure::Keeper && self.spaces[space].wants_parity;
+        if !self.pool.map.has_parity(space, group) {
+            let keeps =
+                self.pool.map.spaces[space].tenure == Tenure::Keeper && self.pool.map.spaces[space].wants_parity;
             if keeps && layout.is_parity(slab) {
                 self.make_group(now, space, group);
-            } else if keeps && matches!(self.spaces[space].slabs[slab].phase, Phase::Open) {
-                self.mark(space, layout.parity(group));
+            } else if keeps && matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Open) {
+                self.pool.map.mark(space, layout.parity(group));
             }
             return layout.is_parity(slab);
         }
-        if matches!(self.spaces[space].slabs[slab].phase, Phase::Vacant | Phase::Granting(_) | Phase::Leaving) {
+        if matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Vacant | Phase::Granting(_) | Phase::Leaving)
+        {
             return false;
         }
-        let is_gone = self.spaces[space].slabs[slab].entry.lost;
+        let is_gone = self.pool.map.spaces[space].slabs[slab].entry.lost;
         // An owner may have given a slab up that the map has.
         let is_lost = |slab: &Slab| slab.entry.lost || owns && matches!(slab.phase, Phase::Lost);
-        let others_gone = self.other_columns(space, slab).any(|column| is_lost(&self.spaces[space].slabs[column]));
-        if owns && self.is_worthless(space, group) {
+        let others_gone =
+            self.pool.map.other_columns(space, slab).any(|column| is_lost(&self.pool.map.spaces[space].slabs[column]));
+        if owns && self.pool.map.is_worthless(space, group) {
             self.dissolve(space, group);
         }
         // Of one that is not open, too: it may never be, where others of the group are lost, and these wait for what is known of it.
-        self.check_copies(space, slab);
+        self.pool.check_copies(space, slab);
         if is_gone && others_gone {
             self.slab_is_lost(space, slab, Failure::Lost);
-        } else if matches!(self.spaces[space].slabs[slab].phase, Phase::Open) {
+        } else if matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Open) {
             self.maintain_column(now, space, slab);
         } else if layout.is_parity(slab) {
             self.open_parity(space, group);
-            self.keep_unopened(space, slab);
+            self.pool.keep_unopened(space, slab);
         } else {
             let by_ledger = self.open_member(space, slab);
             if by_ledger {
-                self.keep_unopened(space, slab);
+                self.pool.keep_unopened(space, slab);
             }
             return by_ledger;
         }
-        let is_open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
+        let is_open = matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Open);
         if layout.is_parity(slab) && !is_open && self.is_dissolving(space, slab) {
             // Nobody may ever need to read it.
-            let doubt = self.spaces[space].slabs[slab].doubt.take();
+            let doubt = self.pool.map.spaces[space].slabs[slab].doubt.take();
             self.part_group(now, (space, group), doubt);
         }
         true
@@ -160,36 +145,36 @@ impl Client {
 
     /// A slab of an owner's group that the map does not say to have parity.
     pub(super) fn advance_cold(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) -> bool {
-        let layout = self.spaces[space].layout;
+        let layout = self.pool.map.spaces[space].layout;
         let Some(group) = layout.group(slab) else { return false };
         if layout.is_parity(slab) {
             self.make_cold(now, space, group);
             return true;
         }
         if self.parity.cold.course(space, group) == Course::Making {
-            self.mark(space, layout.parity(group));
+            self.pool.map.mark(space, layout.parity(group));
         }
         // While the map is being asked for parity it is asked for nothing else: whatever happens is judged after that.
-        self.is_frozen(space, group)
+        self.pool.map.is_frozen(space, group)
     }
 
     pub(super) fn slab_is_lost(&mut self, space: SpaceIndex, slab: SlabNo, failure: Failure) {
         self.abort_repair(space, slab);
-        let owns = self.spaces[space].tenure == Tenure::Owner;
-        let is_new = !matches!(self.spaces[space].slabs[slab].phase, Phase::Lost);
-        self.stats.slabs_lost += u64::from(owns && is_new && !self.spaces[space].layout.is_parity(slab));
-        self.spaces[space].slabs[slab].phase = Phase::Lost;
+        let owns = self.pool.map.spaces[space].tenure == Tenure::Owner;
+        let is_new = !matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Lost);
+        self.pool.stats.slabs_lost += u64::from(owns && is_new && !self.pool.map.spaces[space].layout.is_parity(slab));
+        self.pool.map.spaces[space].slabs[slab].phase = Phase::Lost;
         self.fail_ops(space, Some(slab), failure);
         self.look_after_if_reader(space, slab);
     }
 
     /// By what the ledger says of it. `false`: there is no ledger any more, and its copy has to say it.
     pub(super) fn open_member(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        match self.spaces[space].slabs[slab].table {
+        match self.pool.map.spaces[space].slabs[slab].table {
             Table::Known => self.column_opens(space, slab),
             Table::Asked { .. } => {}
             Table::Bad => self.slab_is_lost(space, slab, Failure::Corrupt),
-            Table::Gone if self.spaces[space].slabs[slab].entry.lost => {
+            Table::Gone if self.pool.map.spaces[space].slabs[slab].entry.lost => {
                 self.slab_is_lost(space, slab, Failure::Lost);
             }
             Table::Gone => return false,
@@ -199,9 +184,64 @@ impl Client {
     }
 
     pub(super) fn open_parity(&mut self, space: SpaceIndex, group: GroupIndex) {
-        if self.members_known(space, group) {
-            self.make_parity_table(space, group);
-            self.column_opens(space, self.spaces[space].layout.parity(group));
+        if self.pool.map.members_known(space, group) {
+            self.pool.map.make_parity_table(space, group);
+            self.column_opens(space, self.pool.map.spaces[space].layout.parity(group));
+        }
+    }
+
+    pub(super) fn column_opens(&mut self, space: SpaceIndex, slab: SlabNo) {
+        self.pool.map.spaces[space].slabs[slab].phase = Phase::Open;
+        self.pool.map.mark_group(space, slab);
+        self.wake_ops(space, slab);
+    }
+
+    pub(super) fn maintain_column(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
+        self.retry_reads(space, slab);
+        if self.pool.map.spaces[space].tenure == Tenure::Reader {
+            self.look_after(space, slab);
+        } else {
+            self.keep_column(now, space, slab);
+        }
+    }
+
+    pub(in crate::client) fn look_after_if_reader(&mut self, space: SpaceIndex, slab: SlabNo) {
+        if self.pool.map.spaces[space].tenure == Tenure::Reader {
+            self.look_after(space, slab);
+        }
+    }
+}
+
+impl Pool {
+    pub(super) fn check_copies(&mut self, space: SpaceIndex, slab: SlabNo) {
+        let copies = self.sessions.peers_of(&self.map.spaces[space].slabs[slab].entry);
+        for peer in copies.iter() {
+            if self.fence(space, peer) {
+                self.check_copy(space, slab, peer);
+            }
+        }
+    }
+}
+
+impl Map {
+    /// Whether the map says that a group has parity.
+    pub(in crate::client) fn has_parity(&self, space: SpaceIndex, group: GroupIndex) -> bool {
+        let state = &self.spaces[space];
+        !state.is_removed && state.slabs.get(state.layout.parity(group)).is_some_and(Slab::is_held)
+    }
+
+    /// Whether a slab is one of a group that has parity.
+    pub(in crate::client) fn is_grouped(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        self.spaces[space].layout.group(slab).is_some_and(|group| self.has_parity(space, group))
+    }
+
+    /// Slabs of a group depend on each other.
+    pub(in crate::client) fn mark_group(&mut self, space: SpaceIndex, slab: SlabNo) {
+        let layout = self.spaces[space].layout;
+        for column in layout.group(slab).into_iter().flat_map(|group| layout.columns(group)) {
+            if self.spaces[space].slabs.get(column).is_some() {
+                self.mark(space, column);
+            }
         }
     }
 
@@ -225,36 +265,6 @@ impl Client {
             let versions = members.iter().map(|slab| slabs[*slab].version(index));
             let greatest = versions.filter(|version| version.has_content()).max();
             slabs[parity].versions[index] = greatest.map_or(Version::NEVER, |version| version.max(slabs[parity].epoch));
-        }
-    }
-
-    pub(super) fn column_opens(&mut self, space: SpaceIndex, slab: SlabNo) {
-        self.spaces[space].slabs[slab].phase = Phase::Open;
-        self.mark_group(space, slab);
-        self.wake_ops(space, slab);
-    }
-
-    pub(super) fn check_copies(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
-        for peer in copies.iter() {
-            if self.fence(space, peer) {
-                self.check_copy(space, slab, peer);
-            }
-        }
-    }
-
-    pub(super) fn maintain_column(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        self.retry_reads(space, slab);
-        if self.spaces[space].tenure == Tenure::Reader {
-            self.look_after(space, slab);
-        } else {
-            self.keep_column(now, space, slab);
-        }
-    }
-
-    pub(in crate::client) fn look_after_if_reader(&mut self, space: SpaceIndex, slab: SlabNo) {
-        if self.spaces[space].tenure == Tenure::Reader {
-            self.look_after(space, slab);
         }
     }
 }

@@ -4,57 +4,16 @@ use super::stripe::{Job, Purpose, Source, Sources, Stripes};
 use crate::client::copies::Copy;
 use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{CopyIndex, GroupIndex, OpIndex, PeerIndex, SpaceIndex, StripeIndex};
+use crate::client::map::Map;
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::peer::PeerSet;
+use crate::client::pool::Pool;
 use crate::client::slab::{Phase, Space};
 use crate::client::{Client, Failure, Fault};
 use crate::units::{Class, PAGE_SIZE, SEALED_SIZE, SlabNo};
 use crate::wire::message::{Op as Wire, Status};
 
 impl Client {
-    /// Copies of a slab that can be asked: those that are not known to be worthless, at servers that know this reader.
-    pub(in crate::client) fn copies_to_ask(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        let Space { slabs, fenced_at, refusing, .. } = &self.spaces[space];
-        self.peers_of(&slabs[slab].entry).minus(slabs[slab].failed).minus(*refusing).intersection(*fenced_at)
-    }
-
-    /// The nearest copy of a slab whose pages are known, at a server that answers.
-    fn nearest(&self, space: SpaceIndex, slab: SlabNo) -> Option<PeerIndex> {
-        let open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
-        let up = self.copies_to_ask(space, slab).iter().filter(|peer| open && !self.peers[*peer].is_down());
-        up.min_by_key(|peer| self.peers[*peer].round_trip())
-    }
-
-    /// Columns of a slab's group that hold something, but the slab itself.
-    pub(in crate::client) fn other_columns(&self, space: SpaceIndex, slab: SlabNo) -> impl Iterator<Item = SlabNo> {
-        let spaces = &self.spaces;
-        let layout = spaces[space].layout;
-        let columns = layout.group(slab).into_iter().flat_map(move |group| layout.columns(group));
-        columns.filter(move |column| *column != slab && spaces[space].slabs.get(*column).is_some_and(|s| s.is_held()))
-    }
-
-    /// Whether all that a page of the slab is put together from can be read now.
-    pub(in crate::client) fn can_reconstruct(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let layout = self.spaces[space].layout;
-        let group = layout.group(slab);
-        let parity = group.is_some_and(|group| layout.is_parity(slab) || self.has_parity(space, group));
-        parity && self.other_columns(space, slab).all(|column| self.nearest(space, column).is_some())
-    }
-
-    fn sources(&self, space: SpaceIndex, slab: SlabNo, index: usize) -> Option<Sources> {
-        let mut sources = Sources::default();
-        let mut free = sources.iter_mut();
-        for column in self.other_columns(space, slab) {
-            let peer = self.nearest(space, column)?;
-            let version = self.spaces[space].slabs[column].version(index);
-            if version.has_content() {
-                let page = self.size.page(column, index);
-                *free.next()? = Some(Source { peer, page, version });
-            }
-        }
-        Some(sources)
-    }
-
     fn begin_stripe(&mut self, stripe: StripeIndex, job: Job, sources: &Sources, class: Class) -> bool {
         let left = sources.iter().flatten().count();
         if left == 0 {
@@ -63,7 +22,7 @@ impl Client {
         self.parity.stripes.begin(stripe, job, left);
         for Source { peer, page, version } in sources.iter().flatten().copied() {
             let (role, op, space) = (Role::Strip { stripe }, Wire::Read, job.space);
-            if !self.ask(Request { role, peer, op, class, space, page, version }) {
+            if !self.pool.ask(Request { role, peer, op, class, space, page, version }) {
                 self.end_stripe(stripe);
                 return false;
             }
@@ -74,8 +33,9 @@ impl Client {
     /// Ends a stripe with all that it asked.
     fn end_stripe(&mut self, stripe: StripeIndex) -> Option<Job> {
         let job = self.parity.stripes.end(stripe)?;
-        while let Some(exchange) = self.exchanges.find(|exchange| exchange.role == Role::Strip { stripe }) {
-            self.end_exchange(exchange.id);
+        while let Some(exchange) = self.pool.sessions.exchanges.find(|exchange| exchange.role == Role::Strip { stripe })
+        {
+            self.pool.sessions.end_exchange(exchange.id);
         }
         Some(job)
     }
@@ -84,9 +44,10 @@ impl Client {
     /// from. Where neither can be, the read waits for a server or for another map.
     pub(in crate::client) fn ask_group(&mut self, op: OpIndex, slab: SlabNo) {
         let Operation { space, sent, is_bad_itself, exchanges, .. } = *self.ops.peek(op);
-        let copies = self.copies_to_ask(space, slab);
-        let near = |peer: &PeerIndex| (sent.has(*peer), self.peers[*peer].round_trip());
-        let up = copies.iter().filter(|peer| !is_bad_itself && !self.peers[*peer].is_down()).min_by_key(near);
+        let copies = self.pool.copies_to_ask(space, slab);
+        let near = |peer: &PeerIndex| (sent.has(*peer), self.pool.sessions.peers[*peer].round_trip());
+        let up =
+            copies.iter().filter(|peer| !is_bad_itself && !self.pool.sessions.peers[*peer].is_down()).min_by_key(near);
         if let Some(peer) = up {
             return self.ask_copy(op, peer);
         }
@@ -100,19 +61,19 @@ impl Client {
             return;
         }
         let is_gone = |column: SlabNo| {
-            let state = &self.spaces[space].slabs[column];
-            self.peers_of(&state.entry).minus(state.failed).is_empty()
+            let state = &self.pool.map.spaces[space].slabs[column];
+            self.pool.sessions.peers_of(&state.entry).minus(state.failed).is_empty()
         };
-        if exchanges == 0 && self.other_columns(space, slab).any(is_gone) {
+        if exchanges == 0 && self.pool.map.other_columns(space, slab).any(is_gone) {
             self.finish_read(op, Err(Failure::Corrupt));
-        } else if exchanges == 0 && self.others_are_out_of_reach(space, slab) {
+        } else if exchanges == 0 && self.pool.others_are_out_of_reach(space, slab) {
             self.finish_read(op, Err(Failure::Silent));
         }
     }
 
     /// Something has changed: reads that wait may have somebody to ask.
     pub(in crate::client::parity) fn retry_reads(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let size = self.size;
+        let size = self.pool.map.size;
         let waits = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.exchanges == 0;
         for op in self.ops.select(|op| waits(op) && op.space == space && size.slab(op.page) == Some(slab)) {
             if !self.parity.stripes.is_waiting(op) {
@@ -127,13 +88,13 @@ impl Client {
             let op = self.ops.peek(op);
             (op.space, op.page, op.class, op.version)
         };
-        let (Some(slab), index) = (self.slab_of(page), self.size.index(page)) else { return false };
-        if !self.can_reconstruct(space, slab) {
+        let (Some(slab), index) = (self.pool.map.slab_of(page), self.pool.map.size.index(page)) else { return false };
+        if !self.pool.can_reconstruct(space, slab) {
             return false;
         }
         self.ops.activate(op);
         // Of a read that was asked elsewhere before: the page may have been written meanwhile, and others have to fit what it is now.
-        let version = version.max(self.spaces[space].slabs[slab].version(index));
+        let version = version.max(self.pool.map.spaces[space].slabs[slab].version(index));
         if !version.has_content() {
             self.finish_read(op, Ok(false));
             return true;
@@ -143,7 +104,7 @@ impl Client {
             return true;
         }
         let free = self.parity.stripes.free_for_read();
-        let begun = free.zip(self.sources(space, slab, index)).is_some_and(|(stripe, sources)| {
+        let begun = free.zip(self.pool.sources(space, slab, index)).is_some_and(|(stripe, sources)| {
             let job = Job { purpose: Purpose::Read { op }, space, slab, index, version };
             self.begin_stripe(stripe, job, &sources, class)
         });
@@ -163,14 +124,14 @@ impl Client {
         slab: SlabNo,
         index: usize,
     ) -> bool {
-        let version = self.spaces[space].slabs[slab].version(index);
+        let version = self.pool.map.spaces[space].slabs[slab].version(index);
         if !version.has_content() {
             // Trimmed: that is all there is to know of it.
             self.copy_was_read(copy, version);
             return true;
         }
         let job = Job { purpose: Purpose::Copy { copy }, space, slab, index, version };
-        let sources = self.sources(space, slab, index);
+        let sources = self.pool.sources(space, slab, index);
         sources.is_some_and(|sources| self.begin_stripe(Stripes::of_copy(copy), job, &sources, Class::Rebuild))
     }
 
@@ -188,9 +149,9 @@ impl Client {
 
     /// Whether a read has asked somebody who answers. What a silent server was asked does not come, though it may be under way for long.
     pub(in crate::client) fn is_answer_coming(&self, op: OpIndex) -> bool {
-        let asks = |e: &Exchange| e.role == Role::Read { op } && !self.peers[e.peer].is_down();
+        let asks = |e: &Exchange| e.role == Role::Read { op } && !self.pool.sessions.peers[e.peer].is_down();
         self.ops.peek(op).exchanges > 0
-            && (self.exchanges.find(asks).is_some() || self.parity.stripes.of_read(op).is_some())
+            && (self.pool.sessions.exchanges.find(asks).is_some() || self.parity.stripes.of_read(op).is_some())
     }
 
     /// No answer is wanted any more to a read.
@@ -216,7 +177,7 @@ impl Client {
 
     /// A group has no parity any more, and may be written to: its reads ask the copies.
     pub(in crate::client::parity) fn interrupt_stripes_of(&mut self, space: SpaceIndex, group: GroupIndex) {
-        let layout = self.spaces[space].layout;
+        let layout = self.pool.map.spaces[space].layout;
         for stripe in self.parity.stripes.of_reads() {
             let is_of_group = |job: Job| job.space == space && layout.group(job.slab) == Some(group);
             if self.parity.stripes.get(stripe).is_some_and(is_of_group) {
@@ -240,8 +201,8 @@ impl Client {
             if self.redundancy.copies.get(copy).is_some_and(&ends) {
                 self.end_stripe(Stripes::of_copy(copy));
                 let ours = |role| role == Role::CopyRead { copy } || role == Role::CopyWrite { copy };
-                while let Some(exchange) = self.exchanges.find(|exchange| ours(exchange.role)) {
-                    self.end_exchange(exchange.id);
+                while let Some(exchange) = self.pool.sessions.exchanges.find(|exchange| ours(exchange.role)) {
+                    self.pool.sessions.end_exchange(exchange.id);
                 }
                 self.redundancy.copies.end(copy);
             }
@@ -252,7 +213,7 @@ impl Client {
     /// have them, or be what they are put together from.
     pub(in crate::client) fn interrupt_sources_at(&mut self, peer: PeerIndex) {
         let is_source = |role| matches!(role, Role::Strip { .. } | Role::CopyRead { .. });
-        while let Some(exchange) = self.exchanges.find(|e| e.peer == peer && is_source(e.role)) {
+        while let Some(exchange) = self.pool.sessions.exchanges.find(|e| e.peer == peer && is_source(e.role)) {
             self.cancel(exchange.id);
         }
     }
@@ -265,24 +226,24 @@ impl Client {
         Answer { status, version, payload }: Answer<'_>,
     ) {
         let Exchange { space, page, peer, .. } = *exchange;
-        let Some(column) = self.slab_of(page) else { return };
-        if status != Status::Ok || self.is_another_copy(space, version) {
+        let Some(column) = self.pool.map.slab_of(page) else { return };
+        if status != Status::Ok || self.pool.map.is_another_copy(space, version) {
             self.stripe_interrupted(stripe);
             return self.copy_lost(space, column, peer);
         }
-        let layout = self.spaces[space].layout;
+        let layout = self.pool.map.spaces[space].layout;
         // Whoever made parity may have made it as a later life of the slab (`cold.rs`).
         let is_later = layout.is_parity(column) && version > exchange.version;
         let right = (version == exchange.version || is_later) && payload.len() == SEALED_SIZE;
         let mut content = [0; PAGE_SIZE];
         // Nobody can tell of parity alone whether it is right: what it comes to is opened.
         let opens = layout.is_parity(column)
-            || right && self.spaces[space].key.open(page, version, payload, &mut content).is_ok();
+            || right && self.pool.map.spaces[space].key.open(page, version, payload, &mut content).is_ok();
         if !right || !opens {
-            self.stats.bad_pages += 1;
+            self.pool.stats.bad_pages += 1;
             return self.stripe_is_bad(stripe);
         }
-        let leaves_out = self.has(Fault::LeavesMembersOut);
+        let leaves_out = self.pool.has(Fault::LeavesMembersOut);
         let is_read = |job: &Job| matches!(job.purpose, Purpose::Read { .. });
         let counts = |job: &Job, is_last| !(leaves_out && is_last && is_read(job));
         if let Some(job) = self.parity.stripes.add(stripe, payload, counts) {
@@ -292,22 +253,22 @@ impl Client {
 
     fn stripe_is_whole(&mut self, stripe: StripeIndex, job: Job) {
         let Job { purpose, space, slab, index, version, .. } = job;
-        let page = self.size.page(slab, index);
-        let key = &self.spaces[space].key;
+        let page = self.pool.map.size.page(slab, index);
+        let key = &self.pool.map.spaces[space].key;
         match purpose {
             Purpose::Read { op } => {
                 let opened = key.open(page, version, self.parity.stripes.sum(stripe), self.ops.content(op));
                 self.end_stripe(stripe);
                 self.op_exchange_ended(op);
-                self.stats.degraded += u64::from(opened.is_ok());
-                self.stats.bad_pages += u64::from(opened.is_err());
+                self.pool.stats.degraded += u64::from(opened.is_ok());
+                self.pool.stats.bad_pages += u64::from(opened.is_err());
                 self.finish_read(op, opened.map(|()| true).map_err(|_| Failure::Corrupt));
             }
             Purpose::Copy { copy } => {
                 let mut content = [0; PAGE_SIZE];
-                let is_parity = self.spaces[space].layout.is_parity(slab);
+                let is_parity = self.pool.map.spaces[space].layout.is_parity(slab);
                 if !is_parity && key.open(page, version, self.parity.stripes.sum(stripe), &mut content).is_err() {
-                    self.stats.bad_pages += 1;
+                    self.pool.stats.bad_pages += 1;
                     return self.stripe_is_bad(stripe);
                 }
                 self.redundancy.copies.buffer(copy).copy_from_slice(self.parity.stripes.sum(stripe));
@@ -327,10 +288,57 @@ impl Client {
             }
             Purpose::Copy { copy } => {
                 // As it is, this slab cannot be made anew. Another map, or another reader, may change that.
-                self.spaces[space].slabs[slab].is_stuck =
-                    self.is_grouped(space, slab) || self.spaces[space].layout.is_parity(slab);
+                self.pool.map.spaces[space].slabs[slab].is_stuck =
+                    self.pool.map.is_grouped(space, slab) || self.pool.map.spaces[space].layout.is_parity(slab);
                 self.copy_failed(copy);
             }
         }
+    }
+}
+
+impl Pool {
+    /// Copies of a slab that can be asked: those that are not known to be worthless, at servers that know this reader.
+    pub(in crate::client) fn copies_to_ask(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
+        let Space { slabs, fenced_at, refusing, .. } = &self.map.spaces[space];
+        self.sessions.peers_of(&slabs[slab].entry).minus(slabs[slab].failed).minus(*refusing).intersection(*fenced_at)
+    }
+
+    /// The nearest copy of a slab whose pages are known, at a server that answers.
+    fn nearest(&self, space: SpaceIndex, slab: SlabNo) -> Option<PeerIndex> {
+        let open = matches!(self.map.spaces[space].slabs[slab].phase, Phase::Open);
+        let up = self.copies_to_ask(space, slab).iter().filter(|peer| open && !self.sessions.peers[*peer].is_down());
+        up.min_by_key(|peer| self.sessions.peers[*peer].round_trip())
+    }
+
+    /// Whether all that a page of the slab is put together from can be read now.
+    pub(in crate::client) fn can_reconstruct(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let layout = self.map.spaces[space].layout;
+        let group = layout.group(slab);
+        let parity = group.is_some_and(|group| layout.is_parity(slab) || self.map.has_parity(space, group));
+        parity && self.map.other_columns(space, slab).all(|column| self.nearest(space, column).is_some())
+    }
+
+    fn sources(&self, space: SpaceIndex, slab: SlabNo, index: usize) -> Option<Sources> {
+        let mut sources = Sources::default();
+        let mut free = sources.iter_mut();
+        for column in self.map.other_columns(space, slab) {
+            let peer = self.nearest(space, column)?;
+            let version = self.map.spaces[space].slabs[column].version(index);
+            if version.has_content() {
+                let page = self.map.size.page(column, index);
+                *free.next()? = Some(Source { peer, page, version });
+            }
+        }
+        Some(sources)
+    }
+}
+
+impl Map {
+    /// Columns of a slab's group that hold something, but the slab itself.
+    pub(in crate::client) fn other_columns(&self, space: SpaceIndex, slab: SlabNo) -> impl Iterator<Item = SlabNo> {
+        let spaces = &self.spaces;
+        let layout = spaces[space].layout;
+        let columns = layout.group(slab).into_iter().flat_map(move |group| layout.columns(group));
+        columns.filter(move |column| *column != slab && spaces[space].slabs.get(*column).is_some_and(|s| s.is_held()))
     }
 }

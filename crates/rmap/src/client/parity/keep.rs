@@ -9,13 +9,15 @@ use super::super::sealed::Tenure;
 use super::super::slab::{Phase, Slab, Space};
 use super::assign::{OfColumns, assign};
 use crate::client::index::{GroupIndex, PeerIndex, SpaceIndex};
+use crate::client::map::Map;
+use crate::client::pool::Pool;
 use crate::units::{SlabNo, Time};
 
 impl Client {
     /// What comes next for a group that is to have parity. Its last step is the map's: then it has.
     pub(super) fn make_group(&mut self, now: Time, space: SpaceIndex, group: GroupIndex) {
-        let members = self.held_members(space, group);
-        let slabs = &self.spaces[space].slabs;
+        let members = self.pool.map.held_members(space, group);
+        let slabs = &self.pool.map.spaces[space].slabs;
         let ready = |slab: &SlabNo| {
             let slab = &slabs[*slab];
             let is_open = matches!(slab.phase, Phase::Open) && slab.disputed.is_empty();
@@ -25,147 +27,84 @@ impl Client {
             return;
         }
         for slab in &members {
-            match self.spaces[space].slabs[*slab].table {
+            match self.pool.map.spaces[space].slabs[*slab].table {
                 Table::Known | Table::Compared { .. } | Table::Written { .. } | Table::Refused => {}
                 Table::Wanting => self.write_table(space, *slab),
                 _ => self.compare_table(space, *slab),
             }
         }
-        let is_known = |slab: &SlabNo| self.spaces[space].slabs[*slab].table == Table::Known;
-        if !members.iter().all(is_known) || !self.is_ledger_kept(space, group) {
+        let is_known = |slab: &SlabNo| self.pool.map.spaces[space].slabs[*slab].table == Table::Known;
+        if !members.iter().all(is_known) || !self.pool.is_ledger_kept(space, group) {
             return;
         }
-        let parity = self.spaces[space].layout.parity(group);
-        if matches!(self.spaces[space].slabs[parity].phase, Phase::Vacant) {
-            self.make_parity_table(space, group);
-            self.spaces[space].slabs[parity].phase = Phase::Open;
+        let parity = self.pool.map.spaces[space].layout.parity(group);
+        if matches!(self.pool.map.spaces[space].slabs[parity].phase, Phase::Vacant) {
+            self.pool.map.make_parity_table(space, group);
+            self.pool.map.spaces[space].slabs[parity].phase = Phase::Open;
         }
         self.keep_column(now, space, parity);
     }
 
-    /// A slab of the ledger was looked at. If both of its copies are there, and nothing is moved, groups that waited for that go on.
-    pub(super) fn ledger_was_looked_at(&mut self, space: SpaceIndex, ledger: SlabNo) {
-        let Space { tenure, layout, slabs, .. } = &self.spaces[space];
-        let (layout, is_still) = (*layout, slabs[ledger].repair.is_none());
-        // An owner looks at all of its groups again and again.
-        if *tenure == Tenure::Keeper && layout.is_ledger(ledger) && is_still && self.is_kept(space, ledger) {
-            layout.groups_in(ledger).for_each(|group| self.mark_group(space, layout.parity(group)));
-        }
-    }
-
-    /// Copies of each column, at servers that answer: the slab's own ones first, then those of the others that hold anything.
-    fn columns_here(&self, space: SpaceIndex, slab: SlabNo) -> OfColumns<PeerSet> {
-        [slab].into_iter().chain(self.other_columns(space, slab)).map(|slab| self.copies_here(space, slab)).collect()
-    }
-
-    /// Which copy of a slab stays. Each slab of a group comes to the same.
-    fn copy_that_stays(&self, space: SpaceIndex, slab: SlabNo) -> Option<PeerIndex> {
-        let mut columns: OfColumns<SlabNo> = self.other_columns(space, slab).chain([slab]).collect();
-        columns.sort_unstable();
-        let own = columns.iter().position(|column| *column == slab)?;
-        let here: OfColumns<PeerSet> = columns.iter().map(|column| self.copies_here(space, *column)).collect();
-        assign(&here)[own]
-    }
-
-    /// Whether a copy may be there that this keeper has not heard of yet: its server does not know of the keeper so far, or has not
-    /// said whether it has that copy.
-    pub(super) fn has_unheard_copy(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let state = &self.spaces[space].slabs[slab];
-        // Before there is parity, a slab is open only when its copies have listed what they have.
-        let heard =
-            if self.is_grouped(space, slab) { self.heard_of(space, slab) } else { self.spaces[space].fenced_at };
-        let good = self.peers_of(&state.entry).minus(state.failed).minus(heard);
-        good.iter().any(|peer| !self.peers[peer].is_down())
-    }
-
-    /// Servers that know this keeper, and have said that they have the slab as the map says.
-    pub(super) fn heard_of(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        self.spaces[space].fenced_at.intersection(self.spaces[space].slabs[slab].checked)
-    }
-
-    /// Whether the map is being asked for a change of a slab's group. One at a time: what is decided of one slab depends on where the
-    /// others are.
-    fn is_changing(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let changing = |slab: SlabNo| self.spaces[space].slabs[slab].pending.is_some();
-        changing(slab) || self.other_columns(space, slab).any(changing)
-    }
-
-    /// Has copies that are gone leave the map. `true` if there are some.
-    fn gone_leave(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
-        let copies = self.peers_of(entry);
-        let keep = copies.minus(*failed);
-        if keep == copies {
-            return false;
-        }
-        self.propose(space, slab, self.entry_of(space, slab, keep));
-        true
-    }
-
-    /// What cannot be opened, as its versions are not known, may be gone for all that: readers that know them from before the ledger
-    /// was lost wait for it.
-    pub(super) fn keep_unopened(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let keeps = self.spaces[space].tenure.changes_map();
-        let is_open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
-        if keeps && !is_open && !self.is_changing(space, slab) {
-            self.gone_leave(space, slab);
-        }
-    }
-
     /// Does what comes next for an open slab of a group, as its keeper.
     pub(super) fn keep_column(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        let doubt = self.spaces[space].slabs[slab].doubt.take();
-        if self.is_changing(space, slab) {
+        let doubt = self.pool.map.spaces[space].slabs[slab].doubt.take();
+        if self.pool.map.is_changing(space, slab) {
             return;
         }
         let is_dissolving = self.is_dissolving(space, slab);
-        let unheard = |slab: SlabNo| self.has_unheard_copy(space, slab);
+        let unheard = |slab: SlabNo| self.pool.has_unheard_copy(space, slab);
         // Where all get copies of their own again, none depends on where the others are.
-        if unheard(slab) || !is_dissolving && self.other_columns(space, slab).any(unheard) {
+        if unheard(slab) || !is_dissolving && self.pool.map.other_columns(space, slab).any(unheard) {
             return;
         }
-        if self.gone_leave(space, slab) {
+        if self.pool.gone_leave(space, slab) {
             return;
         }
-        let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
-        let layout = self.spaces[space].layout;
+        let copies = self.pool.sessions.peers_of(&self.pool.map.spaces[space].slabs[slab].entry);
+        let layout = self.pool.map.spaces[space].layout;
         if let Some(group) = layout.group(slab).filter(|_| is_dissolving && layout.is_parity(slab)) {
             return self.part_group(now, (space, group), doubt);
         }
-        let columns = self.columns_here(space, slab);
+        let columns = self.pool.columns_here(space, slab);
         let here = columns[0];
-        if self.spaces[space].slabs[slab].repair.is_some() {
+        if self.pool.map.spaces[space].slabs[slab].repair.is_some() {
             return self.advance_repair((space, slab), here, doubt);
         }
         if is_dissolving {
             // One that was not heard of since this owner began would be waited for: it goes, as it would without parity.
-            let unheard = copies.minus(self.heard_of(space, slab));
-            let silent: PeerSet = unheard.iter().filter(|peer| self.peers[*peer].is_down()).collect();
+            let unheard = copies.minus(self.pool.map.heard_of(space, slab));
+            let silent: PeerSet = unheard.iter().filter(|peer| self.pool.sessions.peers[*peer].is_down()).collect();
             if !silent.is_empty() && !here.is_empty() {
-                if self.may_leave(now, (space, slab), doubt, silent, here) {
-                    self.propose(space, slab, self.entry_of(space, slab, copies.minus(silent)));
+                if self.pool.may_leave(now, (space, slab), doubt, silent, here) {
+                    self.pool.map.propose(space, slab, self.pool.entry_of(space, slab, copies.minus(silent)));
                 }
                 return;
             }
             return self.dissolve_column(space, slab, here);
         }
-        let stays = self.copy_that_stays(space, slab);
+        let stays = self.pool.copy_that_stays(space, slab);
         // A copy leaves for parity, which is of use as long as the ledger is there.
-        let has_ledger = |group: GroupIndex| self.has_parity(space, group) && self.is_ledger_kept(space, group);
+        let has_ledger =
+            |group: GroupIndex| self.pool.map.has_parity(space, group) && self.pool.is_ledger_kept(space, group);
         let may_be_single = layout.group(slab).is_some_and(has_ledger);
         let whole = columns.iter().all(|copies| !copies.is_empty());
         if let Some(peer_idx) = stays.filter(|_| copies.len() > 1 && whole && may_be_single) {
             // Another that is on its way was given a server that this one, too, could stay at.
-            if self.other_columns(space, slab).any(|column| self.spaces[space].slabs[column].repair.is_some()) {
+            if self
+                .pool
+                .map
+                .other_columns(space, slab)
+                .any(|column| self.pool.map.spaces[space].slabs[column].repair.is_some())
+            {
                 return;
             }
             let keep: PeerSet = [peer_idx].into_iter().collect();
-            if self.may_leave(now, (space, slab), doubt, copies.minus(keep), keep) {
-                self.propose(space, slab, self.entry_of(space, slab, keep));
+            if self.pool.may_leave(now, (space, slab), doubt, copies.minus(keep), keep) {
+                self.pool.map.propose(space, slab, self.pool.entry_of(space, slab, keep));
             }
             return;
         }
-        let relief = here.iter().find(|peer| self.peers[*peer].wants_relief());
+        let relief = here.iter().find(|peer| self.pool.sessions.peers[*peer].wants_relief());
         let replaces = match (copies.is_empty(), here.is_empty()) {
             (true, _) => None,
             (false, true) => copies.iter().next(),
@@ -179,39 +118,107 @@ impl Client {
 
     /// Begins a copy that is to be the one of this slab.
     fn begin_column(&mut self, space: SpaceIndex, slab: SlabNo, here: PeerSet, replaces: Option<PeerIndex>) {
-        let can_be_made = !here.is_empty() || self.can_reconstruct(space, slab);
-        if self.repairs_running() >= REPAIRS_MAX || !can_be_made || self.spaces[space].slabs[slab].is_stuck {
+        let can_be_made = !here.is_empty() || self.pool.can_reconstruct(space, slab);
+        if self.repairs_running() >= REPAIRS_MAX || !can_be_made || self.pool.map.spaces[space].slabs[slab].is_stuck {
             return;
         }
-        let flees = replaces.is_some_and(|peer| here.has(peer) && !self.peers[peer].has_overflow_disk());
-        let Some(peer) = self.room_apart(space, slab, flees) else { return };
-        let Some(grant) = self.spaces[space].next_version(false) else { return };
-        self.peers[peer].take_slab();
+        let flees = replaces.is_some_and(|peer| here.has(peer) && !self.pool.sessions.peers[peer].has_overflow_disk());
+        let Some(peer) = self.pool.room_apart(space, slab, flees) else { return };
+        let Some(grant) = self.pool.map.spaces[space].next_version(false) else { return };
+        self.pool.sessions.peers[peer].take_slab();
         self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
-        self.mark(space, slab);
+        self.pool.map.mark(space, slab);
+    }
+}
+
+impl Pool {
+    /// A slab of the ledger was looked at. If both of its copies are there, and nothing is moved, groups that waited for that go on.
+    pub(super) fn ledger_was_looked_at(&mut self, space: SpaceIndex, ledger: SlabNo) {
+        let Space { tenure, layout, slabs, .. } = &self.map.spaces[space];
+        let (layout, is_still) = (*layout, slabs[ledger].repair.is_none());
+        // An owner looks at all of its groups again and again.
+        if *tenure == Tenure::Keeper && layout.is_ledger(ledger) && is_still && self.is_kept(space, ledger) {
+            layout.groups_in(ledger).for_each(|group| self.map.mark_group(space, layout.parity(group)));
+        }
+    }
+
+    /// Copies of each column, at servers that answer: the slab's own ones first, then those of the others that hold anything.
+    fn columns_here(&self, space: SpaceIndex, slab: SlabNo) -> OfColumns<PeerSet> {
+        [slab]
+            .into_iter()
+            .chain(self.map.other_columns(space, slab))
+            .map(|slab| self.copies_here(space, slab))
+            .collect()
+    }
+
+    /// Which copy of a slab stays. Each slab of a group comes to the same.
+    fn copy_that_stays(&self, space: SpaceIndex, slab: SlabNo) -> Option<PeerIndex> {
+        let mut columns: OfColumns<SlabNo> = self.map.other_columns(space, slab).chain([slab]).collect();
+        columns.sort_unstable();
+        let own = columns.iter().position(|column| *column == slab)?;
+        let here: OfColumns<PeerSet> = columns.iter().map(|column| self.copies_here(space, *column)).collect();
+        assign(&here)[own]
+    }
+
+    /// Whether a copy may be there that this keeper has not heard of yet: its server does not know of the keeper so far, or has not
+    /// said whether it has that copy.
+    pub(super) fn has_unheard_copy(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let state = &self.map.spaces[space].slabs[slab];
+        // Before there is parity, a slab is open only when its copies have listed what they have.
+        let heard = if self.map.is_grouped(space, slab) {
+            self.map.heard_of(space, slab)
+        } else {
+            self.map.spaces[space].fenced_at
+        };
+        let good = self.sessions.peers_of(&state.entry).minus(state.failed).minus(heard);
+        good.iter().any(|peer| !self.sessions.peers[peer].is_down())
+    }
+
+    /// Has copies that are gone leave the map. `true` if there are some.
+    fn gone_leave(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let Slab { entry, failed, .. } = &self.map.spaces[space].slabs[slab];
+        let copies = self.sessions.peers_of(entry);
+        let keep = copies.minus(*failed);
+        if keep == copies {
+            return false;
+        }
+        self.map.propose(space, slab, self.entry_of(space, slab, keep));
+        true
+    }
+
+    /// What cannot be opened, as its versions are not known, may be gone for all that: readers that know them from before the ledger
+    /// was lost wait for it.
+    pub(super) fn keep_unopened(&mut self, space: SpaceIndex, slab: SlabNo) {
+        let keeps = self.map.spaces[space].tenure.changes_map();
+        let is_open = matches!(self.map.spaces[space].slabs[slab].phase, Phase::Open);
+        if keeps && !is_open && !self.map.is_changing(space, slab) {
+            self.gone_leave(space, slab);
+        }
     }
 
     /// Where a slab could be so that most slabs of its group are apart; of these in a zone of its own, if there is one, and
     /// where there is most room. On a disk only where it would be gone otherwise.
     pub(in super::super) fn room_apart(&self, space: SpaceIndex, slab: SlabNo, flees: bool) -> Option<PeerIndex> {
         let mut columns = self.columns_here(space, slab);
-        let own = self.peers_of(&self.spaces[space].slabs[slab].entry);
-        let target = |column: SlabNo| self.spaces[space].slabs[column].repair.as_ref().map(|repair| repair.peer);
-        let taken = own.union(self.other_columns(space, slab).filter_map(target).collect());
+        let own = self.sessions.peers_of(&self.map.spaces[space].slabs[slab].entry);
+        let target = |column: SlabNo| self.map.spaces[space].slabs[column].repair.as_ref().map(|repair| repair.peer);
+        let taken = own.union(self.map.other_columns(space, slab).filter_map(target).collect());
         let pick = |columns: &mut OfColumns<PeerSet>, overflow_disk: bool| {
             let lends = |peer: &PeerIndex| {
-                self.peers[*peer].can_lend() && self.peers[*peer].has_overflow_disk() == overflow_disk
+                self.sessions.peers[*peer].can_lend() && self.sessions.peers[*peer].has_overflow_disk() == overflow_disk
             };
             let others: OfColumns<PeerSet> = columns[1..].into();
             let apart =
                 |peer: &PeerIndex| !taken.has(*peer) && others.iter().all(|set| set.len() != 1 || !set.has(*peer));
-            let open: PeerSet = self.peers.indices().filter(|peer| lends(peer) && apart(peer)).collect();
+            let open: PeerSet = self.sessions.peers.indices().filter(|peer| lends(peer) && apart(peer)).collect();
             open.iter().max_by_key(|peer| {
                 columns[0] = [*peer].into_iter().collect();
                 let chosen: OfColumns<PeerIndex> = assign(columns).into_iter().flatten().collect();
-                let zone = self.peers[*peer].info().zone;
-                let alone = chosen.iter().all(|peer_idx| peer_idx == peer || self.peers[*peer_idx].info().zone != zone);
-                (chosen.len(), alone, self.peers[*peer].free_slabs())
+                let zone = self.sessions.peers[*peer].info().zone;
+                let alone = chosen
+                    .iter()
+                    .all(|peer_idx| peer_idx == peer || self.sessions.peers[*peer_idx].info().zone != zone);
+                (chosen.len(), alone, self.sessions.peers[*peer].free_slabs())
             })
         };
         let in_memory = pick(&mut columns, false);
@@ -221,8 +228,8 @@ impl Client {
 
     /// Whether a keeper could make a slab of a group anew, or say that it is gone.
     pub(in super::super) fn can_improve_column(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let Slab { entry, failed, phase, .. } = &self.spaces[space].slabs[slab];
-        let copies = self.peers_of(entry);
+        let Slab { entry, failed, phase, .. } = &self.map.spaces[space].slabs[slab];
+        let copies = self.sessions.peers_of(entry);
         let is_gone = !copies.is_empty() && copies.minus(*failed).is_empty();
         let is_open = matches!(phase, Phase::Open);
         is_gone || is_open && self.has_source(space, slab) && self.room_apart(space, slab, true).is_some()
@@ -230,7 +237,21 @@ impl Client {
 
     /// A slab in the making whose pages cannot be had now gives its slot to others.
     pub(in super::super) fn has_source(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let up = self.copies_to_ask(space, slab).iter().any(|peer| !self.peers[peer].is_down());
+        let up = self.copies_to_ask(space, slab).iter().any(|peer| !self.sessions.peers[peer].is_down());
         up || self.can_reconstruct(space, slab)
+    }
+}
+
+impl Map {
+    /// Servers that know this keeper, and have said that they have the slab as the map says.
+    pub(super) fn heard_of(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
+        self.spaces[space].fenced_at.intersection(self.spaces[space].slabs[slab].checked)
+    }
+
+    /// Whether the map is being asked for a change of a slab's group. One at a time: what is decided of one slab depends on where the
+    /// others are.
+    fn is_changing(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let changing = |slab: SlabNo| self.spaces[space].slabs[slab].pending.is_some();
+        changing(slab) || self.other_columns(space, slab).any(changing)
     }
 }

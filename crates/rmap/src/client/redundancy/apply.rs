@@ -1,8 +1,9 @@
 //! Does what the parts of redundancy ask for.
 
-use crate::client::context::context;
+use crate::client::context::Context;
 use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::pool::Pool;
 use crate::client::reserve::Reserved;
 use crate::client::scrub::pass::{Verdict, judge};
 use crate::client::sealed::Tenure;
@@ -15,18 +16,18 @@ use crate::wire::message::{Op, Status};
 impl Client {
     /// When a page is to be looked at next.
     pub(in crate::client) fn scrub_due(&self) -> Option<Time> {
-        self.config.scrub_pass.and(self.redundancy.scrub.due())
+        self.pool.config.scrub_pass.and(self.redundancy.scrub.due())
     }
 
     /// Looks at the next page, if it is time.
     pub(in crate::client) fn poll_scrub(&mut self, now: Time) {
-        let Some(pass) = self.config.scrub_pass else { return };
-        let effects = self.redundancy.scrub.poll(now, pass, &context!(self));
+        let Some(pass) = self.pool.config.scrub_pass else { return };
+        let effects = self.redundancy.scrub.poll(now, pass, &Context { pool: &self.pool, ops: &self.ops });
         if let Some(id) = effects.cancel {
             self.cancel(id);
         }
         if let Some(request) = effects.read {
-            let exchange = self.ask_for(request);
+            let exchange = self.pool.ask_for(request);
             self.redundancy.scrub.was_asked(exchange);
         }
     }
@@ -37,10 +38,10 @@ impl Client {
         asked: &Exchange,
         Answer { status, version, payload }: Answer<'_>,
     ) {
-        let Some(slab) = self.slab_of(asked.page) else { return };
-        let verdict = judge(&context!(self), asked, slab, (status, version), payload);
-        self.stats.scrubbed += u64::from(matches!(verdict, Verdict::Right | Verdict::Bad { .. }));
-        self.stats.scrub_bad += u64::from(matches!(verdict, Verdict::Bad { .. }));
+        let Some(slab) = self.pool.map.slab_of(asked.page) else { return };
+        let verdict = judge(&Context { pool: &self.pool, ops: &self.ops }, asked, slab, (status, version), payload);
+        self.pool.stats.scrubbed += u64::from(matches!(verdict, Verdict::Right | Verdict::Bad { .. }));
+        self.pool.stats.scrub_bad += u64::from(matches!(verdict, Verdict::Bad { .. }));
         if matches!(verdict, Verdict::Gone | Verdict::Bad { another_answers: true }) {
             self.copy_lost(asked.space, slab, asked.peer);
         }
@@ -48,7 +49,7 @@ impl Client {
 
     /// All copies in sync have another version of a page.
     pub(in crate::client) fn set_version(&mut self, space: SpaceIndex, slab: SlabNo, index: usize, version: Version) {
-        let state = &mut self.spaces[space].slabs[slab];
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
         let before = std::mem::replace(&mut state.versions[index], version);
         state.content.replace(before, version);
         if before.has_content() {
@@ -58,68 +59,63 @@ impl Client {
 
     /// An owner's slab is open now.
     pub(in crate::client) fn count_content(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let state = &mut self.spaces[space].slabs[slab];
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
         state.content.count(&state.versions);
         self.note_empty(space, slab);
     }
 
     fn note_empty(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let Some(after) = self.config.give_back_after else { return };
-        let owned = self.spaces[space].tenure == Tenure::Owner;
-        let content = &mut self.spaces[space].slabs[slab].content;
+        let Some(after) = self.pool.config.give_back_after else { return };
+        let owned = self.pool.map.spaces[space].tenure == Tenure::Owner;
+        let content = &mut self.pool.map.spaces[space].slabs[slab].content;
         if owned && content.is_empty() {
-            self.redundancy.vacating.became_empty(self.now, after, (space, slab), content);
+            self.redundancy.vacating.became_empty(self.pool.now, after, (space, slab), content);
         }
     }
 
     /// Gives slabs back that have been without content for long enough.
     pub(in crate::client) fn poll_vacating(&mut self, now: Time) {
-        let Some(after) = self.config.give_back_after else { return };
-        while let Some((space, slab)) = self.redundancy.vacating.poll(now, &context!(self)) {
-            let is_taken = self.spaces[space].is_taken;
-            let state = &mut self.spaces[space].slabs[slab];
+        let Some(after) = self.pool.config.give_back_after else { return };
+        while let Some((space, slab)) =
+            self.redundancy.vacating.poll(now, &Context { pool: &self.pool, ops: &self.ops })
+        {
+            let is_taken = self.pool.map.spaces[space].is_taken;
+            let state = &mut self.pool.map.spaces[space].slabs[slab];
             state.content.left_queue();
             let is_open = matches!(state.phase, Phase::Open);
             // It is looked at again when its group has no parity any more.
-            if is_taken || !state.content.is_empty() || !is_open || self.is_in_frozen(space, slab) {
+            if is_taken || !state.content.is_empty() || !is_open || self.pool.map.is_in_frozen(space, slab) {
                 continue;
             }
-            let state = &self.spaces[space].slabs[slab];
+            let state = &self.pool.map.spaces[space].slabs[slab];
             let is_ripe = state.content.empty_for_at(after) <= now;
             // The number says when to look, the versions what there is.
             if is_ripe && state.versions.iter().any(|version| version.has_content()) {
                 debug_assert!(false, "a slab with content was counted as empty");
                 continue;
             }
-            if is_ripe && self.can_notify_all(space, slab) && self.begin_discard(space, slab) {
+            if is_ripe && self.pool.can_notify_all(space, slab) && self.begin_discard(space, slab) {
                 continue;
             }
-            let content = &mut self.spaces[space].slabs[slab].content;
+            let content = &mut self.pool.map.spaces[space].slabs[slab].content;
             self.redundancy.vacating.put_back(now, after, (space, slab), content);
         }
     }
 
-    /// Whether all servers of a slab will hear that it is theirs again. One that is away would keep it, should this owner end
-    /// before that is back.
-    fn can_notify_all(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let mut copies = self.peers_of(&self.spaces[space].slabs[slab].entry).iter();
-        copies.all(|peer| self.peers[peer].is_up() && self.returns[peer].len() == 0)
-    }
-
     /// Nothing more is given back by itself: this client is about to end.
     pub fn stop_giving_back(&mut self) {
-        self.config.give_back_after = None;
+        self.pool.config.give_back_after = None;
     }
 
     /// Whether slabs are on their way back to servers that answer: nobody else knows of them.
     pub fn is_giving_back(&self) -> bool {
         let leaves = |request: &ControlRequest| matches!(request, ControlRequest::Change(change) if change.entry.empty);
-        self.questions.iter().any(|question| leaves(&question.request)) || self.is_returning()
+        self.pool.map.questions.iter().any(|question| leaves(&question.request)) || self.pool.sessions.is_returning()
     }
 
     /// What is kept for a space by servers that answer.
     pub fn reserved(&self, space: SpaceRef) -> Reserved {
-        self.redundancy.reservations.view(space.0, &self.peers)
+        self.redundancy.reservations.view(space.0, &self.pool.sessions.peers)
     }
 
     /// Servers are to keep no room for a space any more.
@@ -129,12 +125,14 @@ impl Client {
 
     /// Looks at the reservations that it is time for.
     pub(in crate::client) fn poll_reservations(&mut self, now: Time) {
-        while let Some((space, wanted)) = self.redundancy.reservations.poll(now, &context!(self)) {
+        while let Some((space, wanted)) =
+            self.redundancy.reservations.poll(now, &Context { pool: &self.pool, ops: &self.ops })
+        {
             for (peer, slabs) in wanted {
-                if self.fence(space, peer) {
+                if self.pool.fence(space, peer) {
                     let (role, op, class) = (Role::Reserve, Op::Reserve, Class::Rebuild);
                     let (page, version) = (PageNo(0), Version::from_bits(slabs));
-                    let exchange = self.ask_for(Request { role, peer, op, class, space, page, version });
+                    let exchange = self.pool.ask_for(Request { role, peer, op, class, space, page, version });
                     self.redundancy.reservations.was_asked(space, peer, exchange);
                 }
             }
@@ -150,7 +148,7 @@ impl Client {
         status: Status,
     ) {
         if !self.redundancy.reservations.complete(space, peer, slabs, status) {
-            self.spaces[space].fenced_at.remove(peer);
+            self.pool.map.spaces[space].fenced_at.remove(peer);
         }
     }
 
@@ -160,8 +158,17 @@ impl Client {
         if kept == 0 {
             return 0;
         }
-        let server = self.peers[peer].info().id;
-        let replicas = self.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
+        let server = self.pool.sessions.peers[peer].info().id;
+        let replicas = self.pool.map.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
         kept.saturating_sub(replicas.filter(|replica| replica.server == server).count() as u64)
+    }
+}
+
+impl Pool {
+    /// Whether all servers of a slab will hear that it is theirs again. One that is away would keep it, should this owner end
+    /// before that is back.
+    fn can_notify_all(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let mut copies = self.sessions.peers_of(&self.map.spaces[space].slabs[slab].entry).iter();
+        copies.all(|peer| self.sessions.peers[peer].is_up() && self.sessions.returns[peer].len() == 0)
     }
 }

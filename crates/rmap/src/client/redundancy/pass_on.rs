@@ -28,7 +28,7 @@ impl Client {
         source: PeerIndex,
         target: PeerIndex,
     ) -> bool {
-        let renewed = Version::taken_over(self.spaces[space].generation);
+        let renewed = Version::taken_over(self.pool.map.spaces[space].generation);
         self.redundancy.copies.is_copying(space, slab, index, target)
             || self.begin_copy((space, slab, index), Some(source), target, Some(renewed))
     }
@@ -45,12 +45,14 @@ impl Client {
             self.redundancy.copies.wait_for_room(space, slab);
             return false;
         };
-        let page = self.size.page(slab, index);
-        let version = self.spaces[space].slabs[slab].version(index);
+        let page = self.pool.map.size.page(slab, index);
+        let version = self.pool.map.spaces[space].slabs[slab].version(index);
         self.redundancy.copies.set(copy, Copy { space, slab, index, target, version, renewed });
         let role = Role::CopyRead { copy };
         let begun = match source {
-            Some(peer) => self.ask(Request { role, peer, op: Wire::Read, class: Class::Rebuild, space, page, version }),
+            Some(peer) => {
+                self.pool.ask(Request { role, peer, op: Wire::Read, class: Class::Rebuild, space, page, version })
+            }
             None => self.begin_stripe_copy(copy, space, slab, index),
         };
         if !begun {
@@ -70,10 +72,10 @@ impl Client {
         if version < least || !self.was_issued(space, slab, index, version) {
             return false;
         }
-        let Space { slabs, layout, key, .. } = &self.spaces[space];
+        let Space { slabs, layout, key, .. } = &self.pool.map.spaces[space];
         let is_opening = matches!(slabs[slab].phase, Phase::Opening(_));
-        let replaces = (is_opening || self.is_grouped(space, slab)) && !layout.is_parity(slab);
-        let page = self.size.page(slab, index);
+        let replaces = (is_opening || self.pool.map.is_grouped(space, slab)) && !layout.is_parity(slab);
+        let page = self.pool.map.size.page(slab, index);
         payload.is_empty() || !replaces || key.open(page, version, payload, &mut [0; PAGE_SIZE]).is_ok()
     }
 
@@ -81,20 +83,20 @@ impl Client {
     /// is not to be trusted, and where it has the only copy, it keeps that: the slab's other pages are there.
     pub(in crate::client) fn copy_is_wrong(&mut self, copy: CopyIndex, source: PeerIndex) {
         let Some(Copy { space, slab, index, target, .. }) = self.redundancy.copies.end(copy) else { return };
-        if self.is_grouped(space, slab) && self.can_reconstruct(space, slab) {
-            self.stats.bad_pages += 1;
+        if self.pool.map.is_grouped(space, slab) && self.pool.can_reconstruct(space, slab) {
+            self.pool.stats.bad_pages += 1;
             self.start_copy((space, slab, index), None, target);
-            return self.mark(space, slab);
+            return self.pool.map.mark(space, slab);
         }
-        self.peers[source].distrust();
-        self.stats.transfers_refused += 1;
-        let state = &self.spaces[space].slabs[slab];
-        let others = self.peers_of(&state.entry).minus(state.failed);
+        self.pool.sessions.peers[source].distrust();
+        self.pool.stats.transfers_refused += 1;
+        let state = &self.pool.map.spaces[space].slabs[slab];
+        let others = self.pool.sessions.peers_of(&state.entry).minus(state.failed);
         let is_opening = matches!(state.phase, Phase::Opening(_));
-        if is_opening || others.iter().any(|other| other != source && self.peers[other].is_up()) {
+        if is_opening || others.iter().any(|other| other != source && self.pool.sessions.peers[other].is_up()) {
             return self.copy_lost(space, slab, source);
         }
-        self.spaces[space].slabs[slab].is_stuck = true;
+        self.pool.map.spaces[space].slabs[slab].is_stuck = true;
         self.abort_repair(space, slab);
     }
 
@@ -111,7 +113,7 @@ impl Client {
             }
             None => version,
         };
-        let page = self.size.page(job.slab, job.index);
+        let page = self.pool.map.size.page(job.slab, job.index);
         let op = if version.has_content() { Wire::Write } else { Wire::Trim };
         self.redundancy.copies.set(copy, Copy { version, ..job });
         let request = Request {
@@ -123,7 +125,7 @@ impl Client {
             page,
             version,
         };
-        if !self.ask(request) {
+        if !self.pool.ask(request) {
             self.redundancy.copies.end(copy);
         }
     }
@@ -131,15 +133,15 @@ impl Client {
     /// The target has it.
     pub(in crate::client) fn copy_was_written(&mut self, copy: CopyIndex) {
         let Some(job) = self.redundancy.copies.end(copy) else { return };
-        self.stats.pages_copied += 1;
-        self.copy_has(job.space, job.slab, job.target, job.index, job.version);
-        self.mark(job.space, job.slab);
+        self.pool.stats.pages_copied += 1;
+        self.pool.map.copy_has(job.space, job.slab, job.target, job.index, job.version);
+        self.pool.map.mark(job.space, job.slab);
     }
 
     /// It came to nothing.
     pub(in crate::client) fn copy_failed(&mut self, copy: CopyIndex) {
         if let Some(job) = self.redundancy.copies.end(copy) {
-            self.mark(job.space, job.slab);
+            self.pool.map.mark(job.space, job.slab);
         }
     }
 }

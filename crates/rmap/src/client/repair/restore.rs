@@ -5,8 +5,11 @@ use std::time::Duration;
 use super::{REPAIRS_MAX, Repair, Step};
 use crate::client::exchange::{Exchange, ExchangeId, Role};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
+use crate::client::map::Map;
 use crate::client::ops::{Kind, Stage};
 use crate::client::peer::PeerSet;
+use crate::client::pool::Pool;
+use crate::client::sessions::Sessions;
 use crate::client::slab::{Doubt, GrantStep, Phase, Slab, Space};
 use crate::client::{Client, Failure, Fault};
 use crate::control::{MapEntry, Replica};
@@ -14,6 +17,386 @@ use crate::units::{SlabNo, Time, Version};
 use crate::wire::message::Pressure;
 
 impl Client {
+    pub(in crate::client) fn advance_open(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
+        let doubt = state.doubt.take();
+        if state.pending.is_some() {
+            return;
+        }
+        let state = &self.pool.map.spaces[space].slabs[slab];
+        let copies = self.pool.sessions.peers_of(&state.entry);
+        let gone: PeerSet = copies.iter().filter(|peer| state.failed.has(*peer)).collect();
+        let silent: PeerSet =
+            copies.minus(gone).iter().filter(|peer| self.pool.sessions.peers[*peer].is_down()).collect();
+        let here = copies.minus(gone).minus(silent);
+        // Of copies that differ, none is as good as the other.
+        let may_drop = here.len() > 1 && state.disputed.is_empty();
+        let given_up = if may_drop { self.pool.sessions.one_to_drop(here) } else { PeerSet::default() };
+        let keep = match (here.is_empty(), gone.is_empty()) {
+            (false, _) => here.minus(given_up),
+            (true, false) => silent,
+            // Only silent ones are left: one of them has everything.
+            (true, true) => copies,
+        };
+        if !self.pool.may_leave(now, (space, slab), doubt, copies.minus(gone).minus(keep), keep) {
+            return;
+        }
+        if keep != copies {
+            return self.pool.map.propose(space, slab, self.pool.entry_of(space, slab, keep));
+        }
+        if self.pool.map.spaces[space].slabs[slab].repair.is_some() {
+            self.advance_repair((space, slab), here, doubt);
+        } else {
+            self.begin_repair(space, slab, here);
+        }
+    }
+
+    /// A server is lost, to this client and to others.
+    pub(in crate::client) fn spread_rebuild(&mut self, now: Time) {
+        let spread = self.pool.config.rebuild_spread.as_nanos() as u64;
+        if spread > 0 {
+            let entropy = &self.pool.entropy;
+            self.redundancy.repairs.put_off(|| now + Duration::from_nanos(entropy.next_u64() % spread));
+        }
+    }
+
+    /// Copies are restored from now on, if it is time.
+    pub(in crate::client) fn rebuild(&mut self, now: Time) {
+        if self.redundancy.repairs.poll(now) {
+            self.pool.map.mark_all();
+        }
+    }
+
+    fn begin_repair(&mut self, space: SpaceIndex, slab: SlabNo, here: PeerSet) {
+        let copies = self.pool.sessions.peers_of(&self.pool.map.spaces[space].slabs[slab].entry);
+        let replaces = here.iter().find(|peer| self.pool.sessions.peers[*peer].wants_relief());
+        let missing = copies.len() < self.wanted_copies(space, slab);
+        let state = &self.pool.map.spaces[space].slabs[slab];
+        let is_stuck = state.is_stuck || !state.disputed.is_empty();
+        if here.is_empty() || is_stuck || !(missing || replaces.is_some()) {
+            return;
+        }
+        // Where a write waits for it, it does not wait.
+        let waits = missing && self.redundancy.repairs.is_put_off() && !self.parity.cold.is_any_dissolving();
+        if waits || self.repairs_running() >= REPAIRS_MAX {
+            return;
+        }
+        // A server that is about to end has the only copy: rather on a disk than gone.
+        let flees = here.len() == 1 && replaces.is_some_and(|peer| !self.pool.sessions.peers[peer].has_overflow_disk());
+        let picked = self.pick_server(space, copies);
+        let Some(peer) = picked.or_else(|| if flees { self.pool.overflow_disk(copies) } else { None }) else { return };
+        let Some(grant) = self.pool.map.spaces[space].next_version(false) else { return };
+        let replaces = if missing { None } else { replaces };
+        self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
+        self.pool.map.mark(space, slab);
+    }
+
+    /// Slabs that get a copy now. What can be had from silent servers only waits for these, and takes nobody's turn.
+    pub(in crate::client) fn repairs_running(&self) -> usize {
+        let has_source = |space: SpaceIndex, slab: SlabNo| {
+            let Slab { entry, failed, .. } = &self.pool.map.spaces[space].slabs[slab];
+            let up = self
+                .pool
+                .sessions
+                .peers_of(entry)
+                .minus(*failed)
+                .iter()
+                .any(|peer| !self.pool.sessions.peers[peer].is_down());
+            up || self.pool.can_reconstruct(space, slab)
+        };
+        debug_assert_eq!(self.redundancy.repairs.len(), self.pool.map.count_repairs(), "each that is begun ends once");
+        self.redundancy.repairs.iter().filter(|(space, slab)| has_source(*space, *slab)).count()
+    }
+
+    /// A slab gets a new copy from now on.
+    pub(in crate::client) fn begins_repair(&mut self, space: SpaceIndex, slab: SlabNo, repair: Repair) {
+        let before = self.pool.map.spaces[space].slabs[slab].repair.replace(repair);
+        debug_assert!(before.is_none(), "one at a time");
+        self.redundancy.repairs.begin(space, slab);
+    }
+
+    pub(in crate::client) fn advance_repair(
+        &mut self,
+        (space, slab): (SpaceIndex, SlabNo),
+        here: PeerSet,
+        doubt: Option<Doubt>,
+    ) {
+        let now = self.pool.now;
+        let state = &self.pool.map.spaces[space].slabs[slab];
+        let Some(Repair { peer, grant, step, replaces, .. }) = state.repair else { return };
+        let joined = state.entry.replicas.iter().any(|replica| replica.grant == grant);
+        if joined {
+            self.end_repair(space, slab);
+            return;
+        }
+        let is_column = self.pool.map.spaces[space].layout.is_parity(slab) || self.pool.map.is_grouped(space, slab);
+        let is_hopeless = state.is_stuck || is_column && here.is_empty() && !self.pool.has_source(space, slab);
+        if self.pool.sessions.peers[peer].is_down() || state.failed.has(peer) || is_hopeless {
+            return self.abort_repair(space, slab);
+        }
+        match step {
+            Step::Fencing => {
+                if self.pool.fence(space, peer) && self.pool.grant(space, slab, peer, grant) {
+                    self.pool.map.set_step(space, slab, Step::Granting);
+                }
+            }
+            Step::Granting => {}
+            Step::Transferring(transfer) => self.advance_transfer(now, (space, slab), transfer),
+            Step::Copying => {
+                let leaving: PeerSet = replaces.into_iter().collect();
+                let stay = here.minus(leaving).union([peer].into_iter().collect());
+                if self.copy_missing(space, slab)
+                    && !self.has_unmirrored(space, slab, peer)
+                    && self.pool.may_leave(now, (space, slab), doubt, leaving, stay)
+                {
+                    self.pool.map.set_step(space, slab, Step::Joining);
+                    let state = &self.pool.map.spaces[space].slabs[slab];
+                    let stays = |r: &&Replica| replaces.is_none() || self.pool.sessions.peers.of(r.server) != replaces;
+                    let new = Replica { server: self.pool.sessions.peers[peer].info().id, grant };
+                    let entry = MapEntry::of(state.entry.replicas.iter().filter(stays).copied().chain([new]));
+                    self.pool.map.propose(space, slab, entry);
+                }
+            }
+            // It joined, and has left again since.
+            Step::Joining => self.abort_repair(space, slab),
+        }
+    }
+
+    /// Nothing is in the making for a slab any more: others may have waited for its turn.
+    pub(in crate::client) fn end_repair(&mut self, space: SpaceIndex, slab: SlabNo) -> Option<Repair> {
+        let mut repair = self.pool.map.spaces[space].slabs[slab].repair.take()?;
+        self.redundancy.repairs.end(space, slab);
+        self.pool.map.tables.give_back(std::mem::take(&mut repair.list).into());
+        self.pool.map.mark_all();
+        Some(repair)
+    }
+
+    /// The same where it is for a copy at a certain server.
+    pub(in crate::client) fn end_repair_at(
+        &mut self,
+        space: SpaceIndex,
+        slab: SlabNo,
+        peer: PeerIndex,
+    ) -> Option<Repair> {
+        let repair = self.pool.map.spaces[space].slabs[slab].repair.as_ref();
+        if repair.is_some_and(|repair| repair.peer == peer) { self.end_repair(space, slab) } else { None }
+    }
+
+    pub(in crate::client) fn abort_repair(&mut self, space: SpaceIndex, slab: SlabNo) {
+        let Some(repair) = self.end_repair(space, slab) else { return };
+        if self.pool.map.spaces[space].slabs[slab].entry.replicas.iter().any(|replica| replica.grant == repair.grant) {
+            // It is done, and nobody has looked at it since.
+            return;
+        }
+        self.forget_copy(space, slab, repair.peer);
+        self.pool.cancel_order(space, slab);
+        self.pool.map.spaces[space].slabs[slab].failed.remove(repair.peer);
+        if repair.step != Step::Fencing {
+            self.pool.sessions.release(space, slab, repair.peer, repair.grant);
+        }
+        self.mark_dissolving();
+        // Nothing waits for it any more.
+        let size = self.pool.map.size;
+        let of_slab = |page| size.slab(page) == Some(slab);
+        let write = |kind| matches!(kind, Kind::Write { .. });
+        for op in self.ops.select(|o| o.stage == Stage::Active && write(o.kind) && o.space == space && of_slab(o.page))
+        {
+            self.check_write(op);
+        }
+    }
+
+    /// Writes that the new copy does not get: they began before it.
+    fn has_unmirrored(&self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
+        let size = self.pool.map.size;
+        self.ops.any(|op| {
+            op.stage == Stage::Active
+                && matches!(op.kind, Kind::Write { .. })
+                && op.space == space
+                && size.slab(op.page) == Some(slab)
+                && !op.sent.has(peer)
+        })
+    }
+
+    /// Copies what the new copy lacks, as far as there is room. `true` if it lacks nothing.
+    fn copy_missing(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let pages = self.pool.map.size.pages();
+        let mut complete = true;
+        let is_parity = self.pool.map.spaces[space].layout.is_parity(slab);
+        if self.pool.has(Fault::JoinsEmpty) || is_parity && self.pool.has(Fault::ParityEarly) {
+            return true;
+        }
+        for pass in 0..2 {
+            let Some(repair) = &self.pool.map.spaces[space].slabs[slab].repair else { return false };
+            let (target, first) = (repair.peer, repair.cursor);
+            for index in first..pages {
+                let state = &self.pool.map.spaces[space].slabs[slab];
+                let lacks = state.repair.as_ref().is_some_and(|repair| repair.list[index] < state.versions[index]);
+                if !lacks {
+                    continue;
+                }
+                complete = false;
+                if !self.copy_page(space, slab, index, target) {
+                    if let Some(repair) = &mut self.pool.map.spaces[space].slabs[slab].repair {
+                        repair.cursor = index;
+                    }
+                    return false;
+                }
+            }
+            if let Some(repair) = &mut self.pool.map.spaces[space].slabs[slab].repair {
+                repair.cursor = 0;
+            }
+            // What lies before the cursor may have been written since: one more pass from the start.
+            if first == 0 || pass == 1 {
+                return complete;
+            }
+        }
+        false
+    }
+
+    fn copy_page(&mut self, space: SpaceIndex, slab: SlabNo, index: usize, target: PeerIndex) -> bool {
+        let up = self.pool.copies_to_read(space, slab).iter().find(|peer| !self.pool.sessions.peers[*peer].is_down());
+        match up {
+            Some(source) => self.start_copy((space, slab, index), Some(source), target),
+            None => self.pool.can_reconstruct(space, slab) && self.start_copy((space, slab, index), None, target),
+        }
+    }
+
+    /// Whatever a server had is gone.
+    pub(in crate::client) fn content_lost(&mut self, peer: PeerIndex) {
+        self.pool.map.leftovers.forget(|_, of| of == peer);
+        for space in self.pool.map.spaces.indices() {
+            let state = &mut self.pool.map.spaces[space];
+            let Space { fenced_at, fencing, unknown_at, notified_again, looked_at, disbelieved, .. } = state;
+            let known = [fenced_at, fencing, unknown_at, notified_again, looked_at, disbelieved];
+            known.into_iter().for_each(|set| set.remove(peer));
+            [&mut state.accused, &mut state.refusing].into_iter().for_each(|set| set.remove(peer));
+            if self.pool.map.is_followed(space) {
+                // The grant says which life of a slab is meant, and the map may be of the server's new one.
+                continue;
+            }
+            for slab in self.pool.map.spaces[space].slabs.indices() {
+                if !self.check_again(space, slab, peer) {
+                    self.copy_lost(space, slab, peer);
+                }
+            }
+        }
+    }
+
+    /// One copy is gone or cannot be trusted. If it is one: a server may also never have had it.
+    pub(in crate::client) fn copy_lost(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
+        let state = &self.pool.map.spaces[space].slabs[slab];
+        let pending =
+            state.pending.as_ref().is_some_and(|pending| self.pool.sessions.peers_of(&pending.entry).has(peer));
+        let repairing = state.repair.as_ref().is_some_and(|repair| repair.peer == peer);
+        if self.pool.sessions.peers_of(&state.entry).has(peer) || pending || repairing {
+            self.pool.map.spaces[space].slabs[slab].failed.insert(peer);
+            self.forget_copy(space, slab, peer);
+        } else if let Phase::Granting(candidates) = &mut self.pool.map.spaces[space].slabs[slab].phase {
+            let asked = candidates.asked.iter().find(|c| c.peer == peer && c.step != GrantStep::Fencing).copied();
+            candidates.forget(peer);
+            self.forget_copy(space, slab, peer);
+            asked.into_iter().for_each(|candidate| self.forget_grant(space, slab, candidate));
+        }
+        self.pool.map.mark(space, slab);
+        self.pool.map.mark_group(space, slab);
+    }
+
+    /// Ends an exchange that no answer is wanted to any more.
+    pub(in crate::client) fn cancel(&mut self, id: ExchangeId) {
+        if let Some(exchange) = self.pool.sessions.end_exchange(id) {
+            self.was_cancelled(&exchange);
+        }
+    }
+
+    pub(in crate::client) fn was_cancelled(&mut self, exchange: &Exchange) {
+        match exchange.role {
+            Role::Read { op } => {
+                self.op_exchange_ended(op);
+                let again = self.ops.peek(op).stage == Stage::Active && !self.is_answer_coming(op);
+                if again
+                    && !self.pool.map.spaces[exchange.space].is_taken
+                    && !self.pool.map.spaces[exchange.space].is_stale
+                {
+                    self.ask_for_page(op);
+                }
+            }
+            Role::Write { op } => self.op_exchange_ended(op),
+            Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(copy),
+            Role::Fence => self.pool.map.spaces[exchange.space].fencing.remove(exchange.peer),
+            Role::Grant | Role::Versions | Role::Admit { .. } | Role::Order | Role::Listed => {
+                if let Some(slab) = self.pool.map.slab_of(exchange.page) {
+                    self.pool.map.mark(exchange.space, slab);
+                }
+            }
+            Role::Strip { stripe } => self.stripe_interrupted(stripe),
+            Role::Check => {
+                if let Some(slab) = self.pool.map.slab_of(exchange.page) {
+                    self.pool.map.spaces[exchange.space].slabs[slab].checking.remove(exchange.peer);
+                    self.pool.map.mark(exchange.space, slab);
+                }
+            }
+            Role::Held => self.pool.look_for_leftovers_again(exchange.space, exchange.peer),
+            Role::Scrub | Role::Reserve | Role::Release => {}
+        }
+    }
+
+    /// A damaged page: another copy may be better. Where no other one answers now, this one is kept: it is the only one that
+    /// has the slab's other pages.
+    pub(in crate::client) fn page_is_bad(&mut self, op: OpIndex, peer: PeerIndex) {
+        self.pool.stats.bad_pages += 1;
+        let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
+        let Some(slab) = self.pool.map.slab_of(page) else { return };
+        let others = self.pool.sound_copies(space, slab);
+        if others.iter().any(|other| other != peer && self.pool.sessions.peers[other].is_up()) {
+            self.copy_lost(space, slab, peer);
+            if self.ops.peek(op).stage == Stage::Active && !self.is_answer_coming(op) {
+                self.ask_for_page(op);
+            }
+        } else if self.pool.map.is_grouped(space, slab) {
+            self.ops.get(op).is_bad_itself = true;
+            self.ask_for_page(op);
+        } else {
+            self.finish_read(op, Err(Failure::Corrupt));
+        }
+    }
+}
+
+impl Pool {
+    /// What the map says of a slab with these of its copies; lost, without any.
+    pub(in crate::client) fn entry_of(&self, space: SpaceIndex, slab: SlabNo, keep: PeerSet) -> MapEntry {
+        if keep.is_empty() {
+            return MapEntry::lost();
+        }
+        let replicas = &self.map.spaces[space].slabs[slab].entry.replicas;
+        let stays = |replica: &&Replica| self.sessions.peers.of(replica.server).is_some_and(|peer| keep.has(peer));
+        MapEntry::of(replicas.iter().filter(stays).copied())
+    }
+
+    /// Whether copies may be dropped for the sake of those that stay: one of these must have lived after that was wanted.
+    /// Until then it may be dead and nobody has noticed; what is left of its pages then is what was about to be dropped,
+    /// at a server that may only be slow. So those that stay are asked. Their answer brings the slab up again, as does
+    /// their silence.
+    pub(in crate::client) fn may_leave(
+        &mut self,
+        now: Time,
+        (space, slab): (SpaceIndex, SlabNo),
+        doubt: Option<Doubt>,
+        leaving: PeerSet,
+        stay: PeerSet,
+    ) -> bool {
+        let since = doubt.filter(|doubt| doubt.leaving == leaving).map_or(now, |doubt| doubt.since);
+        if leaving.is_empty() || stay.iter().any(|peer| self.sessions.peers[peer].lived_at() >= since) {
+            return true;
+        }
+        self.map.spaces[space].slabs[slab].doubt = Some(Doubt { leaving, since });
+        for peer_idx in stay.iter() {
+            self.sessions.peers[peer_idx].doubt(now, since);
+        }
+        false
+    }
+}
+
+impl Map {
     /// A copy has a page, by being written or by being copied to.
     pub(in crate::client) fn copy_has(
         &mut self,
@@ -35,128 +418,6 @@ impl Client {
         }
     }
 
-    pub(in crate::client) fn advance_open(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        let state = &mut self.spaces[space].slabs[slab];
-        let doubt = state.doubt.take();
-        if state.pending.is_some() {
-            return;
-        }
-        let state = &self.spaces[space].slabs[slab];
-        let copies = self.peers_of(&state.entry);
-        let gone: PeerSet = copies.iter().filter(|peer| state.failed.has(*peer)).collect();
-        let silent: PeerSet = copies.minus(gone).iter().filter(|peer| self.peers[*peer].is_down()).collect();
-        let here = copies.minus(gone).minus(silent);
-        // Of copies that differ, none is as good as the other.
-        let may_drop = here.len() > 1 && state.disputed.is_empty();
-        let given_up = if may_drop { self.one_to_drop(here) } else { PeerSet::default() };
-        let keep = match (here.is_empty(), gone.is_empty()) {
-            (false, _) => here.minus(given_up),
-            (true, false) => silent,
-            // Only silent ones are left: one of them has everything.
-            (true, true) => copies,
-        };
-        if !self.may_leave(now, (space, slab), doubt, copies.minus(gone).minus(keep), keep) {
-            return;
-        }
-        if keep != copies {
-            return self.propose(space, slab, self.entry_of(space, slab, keep));
-        }
-        if self.spaces[space].slabs[slab].repair.is_some() {
-            self.advance_repair((space, slab), here, doubt);
-        } else {
-            self.begin_repair(space, slab, here);
-        }
-    }
-
-    /// What the map says of a slab with these of its copies; lost, without any.
-    pub(in crate::client) fn entry_of(&self, space: SpaceIndex, slab: SlabNo, keep: PeerSet) -> MapEntry {
-        if keep.is_empty() {
-            return MapEntry::lost();
-        }
-        let replicas = &self.spaces[space].slabs[slab].entry.replicas;
-        let stays = |replica: &&Replica| self.peers.of(replica.server).is_some_and(|peer| keep.has(peer));
-        MapEntry::of(replicas.iter().filter(stays).copied())
-    }
-
-    /// Whether copies may be dropped for the sake of those that stay: one of these must have lived after that was wanted.
-    /// Until then it may be dead and nobody has noticed; what is left of its pages then is what was about to be dropped,
-    /// at a server that may only be slow. So those that stay are asked. Their answer brings the slab up again, as does
-    /// their silence.
-    pub(in crate::client) fn may_leave(
-        &mut self,
-        now: Time,
-        (space, slab): (SpaceIndex, SlabNo),
-        doubt: Option<Doubt>,
-        leaving: PeerSet,
-        stay: PeerSet,
-    ) -> bool {
-        let since = doubt.filter(|doubt| doubt.leaving == leaving).map_or(now, |doubt| doubt.since);
-        if leaving.is_empty() || stay.iter().any(|peer| self.peers[peer].lived_at() >= since) {
-            return true;
-        }
-        self.spaces[space].slabs[slab].doubt = Some(Doubt { leaving, since });
-        for peer_idx in stay.iter() {
-            self.peers[peer_idx].doubt(now, since);
-        }
-        false
-    }
-
-    /// A server in distress is relieved at once where another copy is in sync.
-    fn one_to_drop(&self, here: PeerSet) -> PeerSet {
-        here.iter().find(|peer| self.peers[*peer].pressure() == Pressure::Red).into_iter().collect()
-    }
-
-    /// A server is lost, to this client and to others.
-    pub(in crate::client) fn spread_rebuild(&mut self, now: Time) {
-        let spread = self.config.rebuild_spread.as_nanos() as u64;
-        if spread > 0 {
-            let entropy = &self.entropy;
-            self.redundancy.repairs.put_off(|| now + Duration::from_nanos(entropy.next_u64() % spread));
-        }
-    }
-
-    /// Copies are restored from now on, if it is time.
-    pub(in crate::client) fn rebuild(&mut self, now: Time) {
-        if self.redundancy.repairs.poll(now) {
-            self.mark_all();
-        }
-    }
-
-    fn begin_repair(&mut self, space: SpaceIndex, slab: SlabNo, here: PeerSet) {
-        let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
-        let replaces = here.iter().find(|peer| self.peers[*peer].wants_relief());
-        let missing = copies.len() < self.wanted_copies(space, slab);
-        let state = &self.spaces[space].slabs[slab];
-        let is_stuck = state.is_stuck || !state.disputed.is_empty();
-        if here.is_empty() || is_stuck || !(missing || replaces.is_some()) {
-            return;
-        }
-        // Where a write waits for it, it does not wait.
-        let waits = missing && self.redundancy.repairs.is_put_off() && !self.parity.cold.is_any_dissolving();
-        if waits || self.repairs_running() >= REPAIRS_MAX {
-            return;
-        }
-        // A server that is about to end has the only copy: rather on a disk than gone.
-        let flees = here.len() == 1 && replaces.is_some_and(|peer| !self.peers[peer].has_overflow_disk());
-        let picked = self.pick_server(space, copies);
-        let Some(peer) = picked.or_else(|| if flees { self.overflow_disk(copies) } else { None }) else { return };
-        let Some(grant) = self.spaces[space].next_version(false) else { return };
-        let replaces = if missing { None } else { replaces };
-        self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
-        self.mark(space, slab);
-    }
-
-    /// Slabs that get a copy now. What can be had from silent servers only waits for these, and takes nobody's turn.
-    pub(in crate::client) fn repairs_running(&self) -> usize {
-        let has_source = |space: SpaceIndex, slab: SlabNo| {
-            let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
-            let up = self.peers_of(entry).minus(*failed).iter().any(|peer| !self.peers[peer].is_down());
-            up || self.can_reconstruct(space, slab)
-        };
-        debug_assert_eq!(self.redundancy.repairs.len(), self.count_repairs(), "each that is begun ends once");
-        self.redundancy.repairs.iter().filter(|(space, slab)| has_source(*space, *slab)).count()
-    }
-
     /// Slabs that get a copy, by a look at all of them.
     fn count_repairs(&self) -> usize {
         let of_space =
@@ -164,162 +425,9 @@ impl Client {
         self.spaces.iter().map(of_space).sum()
     }
 
-    /// A slab gets a new copy from now on.
-    pub(in crate::client) fn begins_repair(&mut self, space: SpaceIndex, slab: SlabNo, repair: Repair) {
-        let before = self.spaces[space].slabs[slab].repair.replace(repair);
-        debug_assert!(before.is_none(), "one at a time");
-        self.redundancy.repairs.begin(space, slab);
-    }
-
-    pub(in crate::client) fn advance_repair(
-        &mut self,
-        (space, slab): (SpaceIndex, SlabNo),
-        here: PeerSet,
-        doubt: Option<Doubt>,
-    ) {
-        let now = self.now;
-        let state = &self.spaces[space].slabs[slab];
-        let Some(Repair { peer, grant, step, replaces, .. }) = state.repair else { return };
-        let joined = state.entry.replicas.iter().any(|replica| replica.grant == grant);
-        if joined {
-            self.end_repair(space, slab);
-            return;
-        }
-        let is_column = self.spaces[space].layout.is_parity(slab) || self.is_grouped(space, slab);
-        let is_hopeless = state.is_stuck || is_column && here.is_empty() && !self.has_source(space, slab);
-        if self.peers[peer].is_down() || state.failed.has(peer) || is_hopeless {
-            return self.abort_repair(space, slab);
-        }
-        match step {
-            Step::Fencing => {
-                if self.fence(space, peer) && self.grant(space, slab, peer, grant) {
-                    self.set_step(space, slab, Step::Granting);
-                }
-            }
-            Step::Granting => {}
-            Step::Transferring(transfer) => self.advance_transfer(now, (space, slab), transfer),
-            Step::Copying => {
-                let leaving: PeerSet = replaces.into_iter().collect();
-                let stay = here.minus(leaving).union([peer].into_iter().collect());
-                if self.copy_missing(space, slab)
-                    && !self.has_unmirrored(space, slab, peer)
-                    && self.may_leave(now, (space, slab), doubt, leaving, stay)
-                {
-                    self.set_step(space, slab, Step::Joining);
-                    let state = &self.spaces[space].slabs[slab];
-                    let stays = |r: &&Replica| replaces.is_none() || self.peers.of(r.server) != replaces;
-                    let new = Replica { server: self.peers[peer].info().id, grant };
-                    let entry = MapEntry::of(state.entry.replicas.iter().filter(stays).copied().chain([new]));
-                    self.propose(space, slab, entry);
-                }
-            }
-            // It joined, and has left again since.
-            Step::Joining => self.abort_repair(space, slab),
-        }
-    }
-
     pub(in crate::client) fn set_step(&mut self, space: SpaceIndex, slab: SlabNo, step: Step) {
         if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
             repair.step = step;
-        }
-    }
-
-    /// Nothing is in the making for a slab any more: others may have waited for its turn.
-    pub(in crate::client) fn end_repair(&mut self, space: SpaceIndex, slab: SlabNo) -> Option<Repair> {
-        let mut repair = self.spaces[space].slabs[slab].repair.take()?;
-        self.redundancy.repairs.end(space, slab);
-        self.tables.give_back(std::mem::take(&mut repair.list).into());
-        self.mark_all();
-        Some(repair)
-    }
-
-    /// The same where it is for a copy at a certain server.
-    pub(in crate::client) fn end_repair_at(
-        &mut self,
-        space: SpaceIndex,
-        slab: SlabNo,
-        peer: PeerIndex,
-    ) -> Option<Repair> {
-        let repair = self.spaces[space].slabs[slab].repair.as_ref();
-        if repair.is_some_and(|repair| repair.peer == peer) { self.end_repair(space, slab) } else { None }
-    }
-
-    pub(in crate::client) fn abort_repair(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let Some(repair) = self.end_repair(space, slab) else { return };
-        if self.spaces[space].slabs[slab].entry.replicas.iter().any(|replica| replica.grant == repair.grant) {
-            // It is done, and nobody has looked at it since.
-            return;
-        }
-        self.forget_copy(space, slab, repair.peer);
-        self.cancel_order(space, slab);
-        self.spaces[space].slabs[slab].failed.remove(repair.peer);
-        if repair.step != Step::Fencing {
-            self.release(space, slab, repair.peer, repair.grant);
-        }
-        self.mark_dissolving();
-        // Nothing waits for it any more.
-        let size = self.size;
-        let of_slab = |page| size.slab(page) == Some(slab);
-        let write = |kind| matches!(kind, Kind::Write { .. });
-        for op in self.ops.select(|o| o.stage == Stage::Active && write(o.kind) && o.space == space && of_slab(o.page))
-        {
-            self.check_write(op);
-        }
-    }
-
-    /// Writes that the new copy does not get: they began before it.
-    fn has_unmirrored(&self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
-        let size = self.size;
-        self.ops.any(|op| {
-            op.stage == Stage::Active
-                && matches!(op.kind, Kind::Write { .. })
-                && op.space == space
-                && size.slab(op.page) == Some(slab)
-                && !op.sent.has(peer)
-        })
-    }
-
-    /// Copies what the new copy lacks, as far as there is room. `true` if it lacks nothing.
-    fn copy_missing(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let pages = self.size.pages();
-        let mut complete = true;
-        let is_parity = self.spaces[space].layout.is_parity(slab);
-        if self.has(Fault::JoinsEmpty) || is_parity && self.has(Fault::ParityEarly) {
-            return true;
-        }
-        for pass in 0..2 {
-            let Some(repair) = &self.spaces[space].slabs[slab].repair else { return false };
-            let (target, first) = (repair.peer, repair.cursor);
-            for index in first..pages {
-                let state = &self.spaces[space].slabs[slab];
-                let lacks = state.repair.as_ref().is_some_and(|repair| repair.list[index] < state.versions[index]);
-                if !lacks {
-                    continue;
-                }
-                complete = false;
-                if !self.copy_page(space, slab, index, target) {
-                    if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
-                        repair.cursor = index;
-                    }
-                    return false;
-                }
-            }
-            if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
-                repair.cursor = 0;
-            }
-            // What lies before the cursor may have been written since: one more pass from the start.
-            if first == 0 || pass == 1 {
-                return complete;
-            }
-        }
-        false
-    }
-
-    fn copy_page(&mut self, space: SpaceIndex, slab: SlabNo, index: usize, target: PeerIndex) -> bool {
-        let up = self.copies_to_read(space, slab).iter().find(|peer| !self.peers[*peer].is_down());
-        match up {
-            Some(source) => self.start_copy((space, slab, index), Some(source), target),
-            None => self.can_reconstruct(space, slab) && self.start_copy((space, slab, index), None, target),
         }
     }
 
@@ -335,99 +443,11 @@ impl Client {
             }
         }
     }
+}
 
-    /// Whatever a server had is gone.
-    pub(in crate::client) fn content_lost(&mut self, peer: PeerIndex) {
-        self.leftovers.forget(|_, of| of == peer);
-        for space in self.spaces.indices() {
-            let state = &mut self.spaces[space];
-            let Space { fenced_at, fencing, unknown_at, notified_again, looked_at, disbelieved, .. } = state;
-            let known = [fenced_at, fencing, unknown_at, notified_again, looked_at, disbelieved];
-            known.into_iter().for_each(|set| set.remove(peer));
-            [&mut state.accused, &mut state.refusing].into_iter().for_each(|set| set.remove(peer));
-            if self.is_followed(space) {
-                // The grant says which life of a slab is meant, and the map may be of the server's new one.
-                continue;
-            }
-            for slab in self.spaces[space].slabs.indices() {
-                if !self.check_again(space, slab, peer) {
-                    self.copy_lost(space, slab, peer);
-                }
-            }
-        }
-    }
-
-    /// One copy is gone or cannot be trusted. If it is one: a server may also never have had it.
-    pub(in crate::client) fn copy_lost(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
-        let state = &self.spaces[space].slabs[slab];
-        let pending = state.pending.as_ref().is_some_and(|pending| self.peers_of(&pending.entry).has(peer));
-        let repairing = state.repair.as_ref().is_some_and(|repair| repair.peer == peer);
-        if self.peers_of(&state.entry).has(peer) || pending || repairing {
-            self.spaces[space].slabs[slab].failed.insert(peer);
-            self.forget_copy(space, slab, peer);
-        } else if let Phase::Granting(candidates) = &mut self.spaces[space].slabs[slab].phase {
-            let asked = candidates.asked.iter().find(|c| c.peer == peer && c.step != GrantStep::Fencing).copied();
-            candidates.forget(peer);
-            self.forget_copy(space, slab, peer);
-            asked.into_iter().for_each(|candidate| self.forget_grant(space, slab, candidate));
-        }
-        self.mark(space, slab);
-        self.mark_group(space, slab);
-    }
-
-    /// Ends an exchange that no answer is wanted to any more.
-    pub(in crate::client) fn cancel(&mut self, id: ExchangeId) {
-        if let Some(exchange) = self.end_exchange(id) {
-            self.was_cancelled(&exchange);
-        }
-    }
-
-    pub(in crate::client) fn was_cancelled(&mut self, exchange: &Exchange) {
-        match exchange.role {
-            Role::Read { op } => {
-                self.op_exchange_ended(op);
-                let again = self.ops.peek(op).stage == Stage::Active && !self.is_answer_coming(op);
-                if again && !self.spaces[exchange.space].is_taken && !self.spaces[exchange.space].is_stale {
-                    self.ask_for_page(op);
-                }
-            }
-            Role::Write { op } => self.op_exchange_ended(op),
-            Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(copy),
-            Role::Fence => self.spaces[exchange.space].fencing.remove(exchange.peer),
-            Role::Grant | Role::Versions | Role::Admit { .. } | Role::Order | Role::Listed => {
-                if let Some(slab) = self.slab_of(exchange.page) {
-                    self.mark(exchange.space, slab);
-                }
-            }
-            Role::Strip { stripe } => self.stripe_interrupted(stripe),
-            Role::Check => {
-                if let Some(slab) = self.slab_of(exchange.page) {
-                    self.spaces[exchange.space].slabs[slab].checking.remove(exchange.peer);
-                    self.mark(exchange.space, slab);
-                }
-            }
-            Role::Held => self.look_for_leftovers_again(exchange.space, exchange.peer),
-            Role::Scrub | Role::Reserve | Role::Release => {}
-        }
-    }
-
-    /// A damaged page: another copy may be better. Where no other one answers now, this one is kept: it is the only one that
-    /// has the slab's other pages.
-    pub(in crate::client) fn page_is_bad(&mut self, op: OpIndex, peer: PeerIndex) {
-        self.stats.bad_pages += 1;
-        let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
-        let Some(slab) = self.slab_of(page) else { return };
-        let others = self.sound_copies(space, slab);
-        if others.iter().any(|other| other != peer && self.peers[other].is_up()) {
-            self.copy_lost(space, slab, peer);
-            if self.ops.peek(op).stage == Stage::Active && !self.is_answer_coming(op) {
-                self.ask_for_page(op);
-            }
-        } else if self.is_grouped(space, slab) {
-            self.ops.get(op).is_bad_itself = true;
-            self.ask_for_page(op);
-        } else {
-            self.finish_read(op, Err(Failure::Corrupt));
-        }
+impl Sessions {
+    /// A server in distress is relieved at once where another copy is in sync.
+    fn one_to_drop(&self, here: PeerSet) -> PeerSet {
+        here.iter().find(|peer| self.peers[*peer].pressure() == Pressure::Red).into_iter().collect()
     }
 }

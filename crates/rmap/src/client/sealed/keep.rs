@@ -7,31 +7,27 @@ use super::{LOOK_FIRST, LOOK_MAX, PATIENCE_MAX, Tenure, Watch};
 use crate::client::exchange::Role;
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::ledger::Table;
+use crate::client::map::Map;
 use crate::client::open::{ListStep, Listing};
 use crate::client::ops::{Kind, Stage};
 use crate::client::peer::PeerSet;
+use crate::client::pool::Pool;
 use crate::client::slab::{Phase, Slab};
 use crate::client::{Client, Failure, Fault, trims};
-use crate::control::{ControlRequest, Map, MapEntry, Today};
+use crate::control::{ControlRequest, MapEntry, Today};
 use crate::units::{Generation, SlabNo, Time, Version};
 
 impl Client {
-    /// When a map is to be looked at next.
-    pub(in crate::client) fn watch_due(&self) -> Option<Time> {
-        let watches = self.watched.iter().filter_map(|space| self.spaces[*space].watch);
-        watches.filter(|watch| !watch.is_looking).map(|watch| watch.look_at).min()
-    }
-
     /// Looks at the maps that it is time for.
     pub(in crate::client) fn watch_sealed(&mut self, now: Time) {
-        self.watched.retain(|space| self.spaces[*space].watch.is_some());
-        for at in 0..self.watched.len() {
-            let space = self.watched[at];
-            let Some(watch) = self.spaces[space].watch else { continue };
+        self.pool.map.watched.retain(|space| self.pool.map.spaces[*space].watch.is_some());
+        for at in 0..self.pool.map.watched.len() {
+            let space = self.pool.map.watched[at];
+            let Some(watch) = self.pool.map.spaces[space].watch else { continue };
             if watch.is_looking || now < watch.look_at {
                 continue;
             }
-            let state = &self.spaces[space];
+            let state = &self.pool.map.spaces[space];
             let (id, generation) = (state.id, state.generation);
             let nobody = now.since(watch.unchanged_since) >= watch.patience && !state.is_stale;
             let is_asked = state.wants_parity && !state.is_stale;
@@ -41,60 +37,39 @@ impl Client {
             } else {
                 ControlRequest::Look { space: id }
             };
-            self.spaces[space].watch = Some(Watch { is_looking: true, ..watch });
-            self.ask_control(space, request);
-        }
-    }
-
-    /// A reader's copies are not as they should be.
-    pub(in crate::client) fn begin_watch(&mut self, space: SpaceIndex) {
-        if self.spaces[space].watch.is_some() {
-            return;
-        }
-        let patience = self.config.keep_after.max(Duration::from_millis(1));
-        let chance = self.entropy.next_u64() % patience.as_millis() as u64;
-        let now = self.now;
-        self.spaces[space].watch = Some(Watch {
-            unchanged_since: now,
-            look_at: now,
-            pause: LOOK_FIRST,
-            patience: patience + Duration::from_millis(chance),
-            is_looking: false,
-            is_early: false,
-        });
-        if !self.watched.contains(&space) {
-            self.watched.push(space);
+            self.pool.map.spaces[space].watch = Some(Watch { is_looking: true, ..watch });
+            self.pool.map.ask_control(space, request);
         }
     }
 
     /// Another client keeps the space now: what this one knows is from before.
     pub(in crate::client) fn is_outdated(&mut self, space: SpaceIndex) {
-        let state = &mut self.spaces[space];
+        let state = &mut self.pool.map.spaces[space];
         state.tenure = Tenure::Reader;
         if std::mem::replace(&mut state.is_stale, true) {
             return;
         }
-        self.questions.forget(space, |request| matches!(request, ControlRequest::Change(_)));
+        self.pool.map.questions.forget(space, |request| matches!(request, ControlRequest::Change(_)));
         self.end_own_writes(space);
         self.put_back_reads(|op| op.space == space);
         // Whoever asked for parity may ask again.
-        self.spaces[space].wants_parity = false;
-        self.begin_watch(space);
-        let now = self.now;
-        if let Some(watch) = &mut self.spaces[space].watch {
+        self.pool.map.spaces[space].wants_parity = false;
+        self.pool.begin_watch(space);
+        let now = self.pool.now;
+        if let Some(watch) = &mut self.pool.map.spaces[space].watch {
             watch.look_at = now;
         }
     }
 
     /// How the space is today, and whether that makes this client its keeper.
     pub(in crate::client) fn space_seen(&mut self, now: Time, space: SpaceIndex, today: Today, tenure: Tenure) {
-        self.now = now;
+        self.pool.now = now;
         let Today { generation, sealed, map } = today;
         if !sealed {
             return self.space_gone(space);
         }
-        let newer = generation > self.spaces[space].generation;
-        if let Some(watch) = self.spaces[space].watch.as_mut().filter(|watch| watch.is_early) {
+        let newer = generation > self.pool.map.spaces[space].generation;
+        if let Some(watch) = self.pool.map.spaces[space].watch.as_mut().filter(|watch| watch.is_early) {
             watch.is_early = false;
             if !newer {
                 (watch.is_looking, watch.look_at) = (false, now);
@@ -105,39 +80,39 @@ impl Client {
         if newer {
             self.begin_generation(space, generation);
         }
-        let state = &mut self.spaces[space];
+        let state = &mut self.pool.map.spaces[space];
         let was_stale = std::mem::replace(&mut state.is_stale, false);
         state.tenure = tenure;
-        self.stats.spaces_kept += u64::from(tenure == Tenure::Keeper);
-        let needed = crate::client::parity::layout::slabs_needed(self.spaces[space].layout, &map);
-        self.spaces[space].extend_to(needed);
+        self.pool.stats.spaces_kept += u64::from(tenure == Tenure::Keeper);
+        let needed = crate::client::parity::layout::slabs_needed(self.pool.map.spaces[space].layout, &map);
+        self.pool.map.spaces[space].extend_to(needed);
         if newer || tenure == Tenure::Reader {
             self.forget_unmapped(space, &map);
         }
         for (slab, entry) in map {
-            let Some(known) = self.spaces[space].slabs.get(slab) else { continue };
+            let Some(known) = self.pool.map.spaces[space].slabs.get(slab) else { continue };
             // The ledger has been written to since, where there is parity that there was not.
-            let is_outdated = newer || changed && self.spaces[space].layout.is_ledger(slab);
+            let is_outdated = newer || changed && self.pool.map.spaces[space].layout.is_ledger(slab);
             if is_outdated || entry.revision != known.entry.revision {
                 changed = true;
                 self.reopen(space, slab, entry);
             }
         }
-        self.look_for_leftovers_of(space);
+        self.pool.look_for_leftovers_of(space);
         if was_stale {
-            self.refuse_accused(now, space);
+            self.pool.map.refuse_accused(now, space);
             self.ledger.wake();
             // What came meanwhile was not looked at, and what was asked of those who refuse is asked elsewhere.
-            self.mark_all_of(space);
+            self.pool.map.mark_all_of(space);
             self.ask_again(space);
             // Slabs that are in no map, and that read as zeros, are not opened anew.
             for op in self.ops.select(|op| op.stage == Stage::Waiting && op.space == space) {
                 self.try_op(op);
             }
         }
-        let state = &self.spaces[space];
+        let state = &self.pool.map.spaces[space];
         let well = tenure == Tenure::Keeper || !(state.wants_parity || self.is_short(space));
-        let Some(mut watch) = self.spaces[space].watch.take().filter(|_| !well) else { return };
+        let Some(mut watch) = self.pool.map.spaces[space].watch.take().filter(|_| !well) else { return };
         watch.is_looking = false;
         if newer {
             watch.patience = (watch.patience * 2).min(PATIENCE_MAX);
@@ -148,31 +123,31 @@ impl Client {
             watch.pause = (watch.pause * 2).min(LOOK_MAX);
         }
         watch.look_at = now + watch.pause;
-        self.spaces[space].watch = Some(watch);
+        self.pool.map.spaces[space].watch = Some(watch);
     }
 
     /// Servers have to be told of it, and what they were asked in the last one they refuse.
     fn begin_generation(&mut self, space: SpaceIndex, generation: Generation) {
-        while let Some(exchange) = self.exchanges.find(|e| e.space == space && e.role.is_of_space()) {
+        while let Some(exchange) = self.pool.sessions.exchanges.find(|e| e.space == space && e.role.is_of_space()) {
             self.cancel(exchange.id);
         }
-        self.leftovers.forget(|of, _| of == space);
-        let owner = self.new_owner();
-        let state = &mut self.spaces[space];
+        self.pool.map.leftovers.forget(|of, _| of == space);
+        let owner = self.pool.new_owner();
+        let state = &mut self.pool.map.spaces[space];
         (state.generation, state.owner, state.sequence) = (generation, owner, 0);
         (state.fenced_at, state.fencing) = (PeerSet::default(), PeerSet::default());
         (state.unknown_at, state.notified_again) = (PeerSet::default(), PeerSet::default());
         (state.looked_at, state.disbelieved) = (PeerSet::default(), PeerSet::default());
         (state.accused, state.refusing) = (PeerSet::default(), PeerSet::default());
-        self.questions.forget(space, |request| matches!(request, ControlRequest::Change(_)));
+        self.pool.map.questions.forget(space, |request| matches!(request, ControlRequest::Change(_)));
     }
 
     /// What the last keeper had begun and is in no map is nothing to this one.
-    fn forget_unmapped(&mut self, space: SpaceIndex, map: &Map) {
-        let first = self.spaces[space].layout.data;
+    fn forget_unmapped(&mut self, space: SpaceIndex, map: &[(SlabNo, MapEntry)]) {
+        let first = self.pool.map.spaces[space].layout.data;
         let mapped: HashSet<SlabNo> = map.iter().map(|(slab, _)| *slab).collect();
-        for slab in self.spaces[space].slabs.indices().skip(first) {
-            let begun = !matches!(self.spaces[space].slabs[slab].phase, Phase::Vacant);
+        for slab in self.pool.map.spaces[space].slabs.indices().skip(first) {
+            let begun = !matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Vacant);
             if begun && !mapped.contains(&slab) {
                 // Not lost, as an entry without copies would be: there is none.
                 self.reopen_as(space, slab, MapEntry::default(), Phase::Vacant);
@@ -190,12 +165,12 @@ impl Client {
 
     /// Everything that was known of a slab is from before; what is read there begins anew.
     pub(in crate::client) fn reopen(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry) {
-        let phase = Phase::of(&entry, self.spaces[space].tenure);
+        let phase = Phase::of(&entry, self.pool.map.spaces[space].tenure);
         self.reopen_as(space, slab, entry, phase);
     }
 
     fn reopen_as(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry, phase: Phase) {
-        let size = self.size;
+        let size = self.pool.map.size;
         let of_slab = |page| size.slab(page) == Some(slab);
         self.put_back_reads(|op| op.space == space && of_slab(op.page));
         let reads = |stage: Stage, kind: Kind| stage == Stage::Active && kind == Kind::Read;
@@ -204,24 +179,26 @@ impl Client {
             self.ops.wait_again(op);
         }
         let ends = |role: Role| !(role.is_of_space() || role == Role::Release);
-        while let Some(exchange) = self.exchanges.find(|e| e.space == space && of_slab(e.page) && ends(e.role)) {
+        while let Some(exchange) =
+            self.pool.sessions.exchanges.find(|e| e.space == space && of_slab(e.page) && ends(e.role))
+        {
             self.cancel(exchange.id);
         }
         self.end_repair(space, slab);
-        let before = &self.spaces[space].slabs[slab];
+        let before = &self.pool.map.spaces[space].slabs[slab];
         let stays = entry.replicas.iter().filter(|replica| before.entry.replicas.contains(replica));
-        let same: PeerSet = stays.filter_map(|replica| self.peers.of(replica.server)).collect();
+        let same: PeerSet = stays.filter_map(|replica| self.pool.sessions.peers.of(replica.server)).collect();
         let failed = before.failed.iter().filter(|peer| same.has(*peer)).collect();
         let marks = before.marks;
-        let state = &mut self.spaces[space].slabs[slab];
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
         let disputed = std::mem::take(&mut state.disputed);
         let table =
             if matches!(state.table, Table::Known | Table::Asked { .. }) { state.table } else { Table::Unknown };
         // Versions that the ledger told are so for good.
         let versions = if table == Table::Unknown { Box::default() } else { std::mem::take(&mut state.versions) };
         *state = Slab { phase, entry, versions, failed, disputed, table, marks, ..Slab::vacant() };
-        self.mark(space, slab);
-        self.mark_group(space, slab);
+        self.pool.map.mark(space, slab);
+        self.pool.map.mark_group(space, slab);
         self.wake_ops(space, slab);
     }
 
@@ -232,9 +209,9 @@ impl Client {
         let bad = listings.iter().filter(|listing| listing.step == ListStep::Bad).map(|listing| listing.peer);
         let failed: PeerSet = bad.collect();
         let any = listings.iter().any(|listing| done(&listing));
-        let is_ledger = self.spaces[space].layout.is_ledger(slab);
-        let believes = self.has(Fault::BelievesTrims);
-        let state = &mut self.spaces[space].slabs[slab];
+        let is_ledger = self.pool.map.spaces[space].layout.is_ledger(slab);
+        let believes = self.pool.has(Fault::BelievesTrims);
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
         if any {
             let mut disputed = Vec::new();
             for index in 0..state.versions.len() {
@@ -263,7 +240,7 @@ impl Client {
         } else {
             for op in self.waiting_for(space, slab) {
                 if self.is_refused(op, slab) {
-                    self.stats.bad_pages += 1;
+                    self.pool.stats.bad_pages += 1;
                     self.fail_op(op, Failure::Corrupt);
                 }
             }
@@ -271,33 +248,29 @@ impl Client {
         self.look_after(space, slab);
     }
 
-    /// Whether a server answered for another copy than the one in this reader's map: one that left since, and came again in the same
-    /// generation, and is being made. What is sealed and known to be written is never unwritten.
-    pub(in crate::client) fn is_another_copy(&self, space: SpaceIndex, version: Version) -> bool {
-        self.spaces[space].tenure == Tenure::Reader && version == Version::NEVER
-    }
-
     /// A reader's part of what an owner does for an open slab: it sees what is missing.
     pub(in crate::client) fn look_after(&mut self, space: SpaceIndex, slab: SlabNo) {
         if !self.is_slab_short(space, slab) {
             return;
         }
-        self.begin_watch(space);
-        let nobody = self.sound_copies(space, slab).iter().all(|peer| self.peers[peer].is_down());
-        let soon = self.now + LOOK_FIRST;
-        if let Some(watch) = self.spaces[space].watch.as_mut().filter(|_| nobody) {
+        self.pool.begin_watch(space);
+        let nobody = self.pool.sound_copies(space, slab).iter().all(|peer| self.pool.sessions.peers[peer].is_down());
+        let soon = self.pool.now + LOOK_FIRST;
+        if let Some(watch) = self.pool.map.spaces[space].watch.as_mut().filter(|_| nobody) {
             watch.look_at = watch.look_at.min(soon);
         }
     }
 
     fn is_short(&self, space: SpaceIndex) -> bool {
-        self.spaces[space].slabs.indices().any(|slab| self.is_slab_short(space, slab))
+        self.pool.map.spaces[space].slabs.indices().any(|slab| self.is_slab_short(space, slab))
     }
 
     fn is_slab_short(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let entry = &self.spaces[space].slabs[slab].entry;
-        let copies = self.sound_copies(space, slab);
-        let good = |peer: PeerIndex| !self.peers[peer].is_down() && !self.peers[peer].wants_relief();
+        let entry = &self.pool.map.spaces[space].slabs[slab].entry;
+        let copies = self.pool.sound_copies(space, slab);
+        let good = |peer: PeerIndex| {
+            !self.pool.sessions.peers[peer].is_down() && !self.pool.sessions.peers[peer].wants_relief()
+        };
         // What is lost may be so because the space is being removed: that is worth to be known.
         entry.lost
             || !entry.replicas.is_empty()
@@ -307,33 +280,70 @@ impl Client {
     /// Whether a keeper could do something: make a copy of what is left, or say that nothing is. Not one that does not know
     /// all servers of the map: what is missing to it may be there.
     fn can_improve(&self, space: SpaceIndex) -> bool {
-        let mut replicas = self.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
-        if replicas.any(|replica| self.peers.of(replica.server).is_none()) {
+        let mut replicas = self.pool.map.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
+        if replicas.any(|replica| self.pool.sessions.peers.of(replica.server).is_none()) {
             return false;
         }
-        self.spaces[space].slabs.indices().filter(|slab| self.is_slab_short(space, *slab)).any(|slab| {
-            let Slab { entry, failed, behind, .. } = &self.spaces[space].slabs[slab];
-            if self.is_grouped(space, slab) {
-                return self.can_improve_column(space, slab);
+        self.pool.map.spaces[space].slabs.indices().filter(|slab| self.is_slab_short(space, *slab)).any(|slab| {
+            let Slab { entry, failed, behind, .. } = &self.pool.map.spaces[space].slabs[slab];
+            if self.pool.map.is_grouped(space, slab) {
+                return self.pool.can_improve_column(space, slab);
             }
             if entry.lost {
                 return false;
             }
-            let copies = self.peers_of(entry);
+            let copies = self.pool.sessions.peers_of(entry);
             let wanted = self.wanted_copies(space, slab);
-            let left = self.sound_copies(space, slab);
-            let up = left.iter().filter(|peer| !self.peers[*peer].is_down()).count();
+            let left = self.pool.sound_copies(space, slab);
+            let up = left.iter().filter(|peer| !self.pool.sessions.peers[*peer].is_down()).count();
             let takes = |peer: &PeerIndex| {
-                let server = &self.peers[*peer];
+                let server = &self.pool.sessions.peers[*peer];
                 !copies.has(*peer)
                     && server.can_lend()
-                    && (!server.has_overflow_disk() || self.config.uses_overflow_disk)
+                    && (!server.has_overflow_disk() || self.pool.config.uses_overflow_disk)
             };
-            let room = self.peers.indices().any(|peer| takes(&peer));
+            let room = self.pool.sessions.peers.indices().any(|peer| takes(&peer));
             // A copy that is bad where it is may be made anew in the same slot.
-            let again = failed.iter().any(|peer| self.peers[peer].can_lend());
-            let again = again || behind.iter().any(|peer| self.peers[peer].is_up());
+            let again = failed.iter().any(|peer| self.pool.sessions.peers[peer].can_lend());
+            let again = again || behind.iter().any(|peer| self.pool.sessions.peers[peer].is_up());
             left.is_empty() || (up > 0 && up <= wanted && (room || again))
         })
+    }
+}
+
+impl Pool {
+    /// A reader's copies are not as they should be.
+    pub(in crate::client) fn begin_watch(&mut self, space: SpaceIndex) {
+        if self.map.spaces[space].watch.is_some() {
+            return;
+        }
+        let patience = self.config.keep_after.max(Duration::from_millis(1));
+        let chance = self.entropy.next_u64() % patience.as_millis() as u64;
+        let now = self.now;
+        self.map.spaces[space].watch = Some(Watch {
+            unchanged_since: now,
+            look_at: now,
+            pause: LOOK_FIRST,
+            patience: patience + Duration::from_millis(chance),
+            is_looking: false,
+            is_early: false,
+        });
+        if !self.map.watched.contains(&space) {
+            self.map.watched.push(space);
+        }
+    }
+}
+
+impl Map {
+    /// When a map is to be looked at next.
+    pub(in crate::client) fn watch_due(&self) -> Option<Time> {
+        let watches = self.watched.iter().filter_map(|space| self.spaces[*space].watch);
+        watches.filter(|watch| !watch.is_looking).map(|watch| watch.look_at).min()
+    }
+
+    /// Whether a server answered for another copy than the one in this reader's map: one that left since, and came again in the same
+    /// generation, and is being made. What is sealed and known to be written is never unwritten.
+    pub(in crate::client) fn is_another_copy(&self, space: SpaceIndex, version: Version) -> bool {
+        self.spaces[space].tenure == Tenure::Reader && version == Version::NEVER
     }
 }

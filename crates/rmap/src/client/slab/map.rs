@@ -4,47 +4,23 @@ use super::{Pending, Phase};
 use crate::client::Client;
 use crate::client::exchange::Role;
 use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::map::Map;
 use crate::client::peer::PeerSet;
+use crate::client::pool::Pool;
 use crate::client::questions::Question;
 use crate::client::sealed::Tenure;
+use crate::client::sessions::Sessions;
 use crate::control::{Change, ControlReply, ControlRequest, MapEntry};
 use crate::units::{PageNo, SlabNo, Time};
 
 impl Client {
-    /// Servers of a map entry.
-    pub(in crate::client) fn peers_of(&self, entry: &MapEntry) -> PeerSet {
-        entry.replicas.iter().filter_map(|replica| self.peers.of(replica.server)).collect()
-    }
-
-    /// Which copies must have a write before it is acknowledged: those of the map as it is, and as it may already be.
-    pub(in crate::client) fn required(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        let slab = &self.spaces[space].slabs[slab];
-        let pending = slab.pending.as_ref().map(|pending| self.peers_of(&pending.entry)).unwrap_or_default();
-        self.peers_of(&slab.entry).union(pending)
-    }
-
-    /// Asks the control plane for another set of copies. Only one change of a slab is under way at a time.
-    pub(in crate::client) fn propose(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry) {
-        let state = &mut self.spaces[space];
-        debug_assert!(state.tenure.changes_map(), "readers change no map");
-        let entry = MapEntry { revision: state.slabs[slab].entry.revision + 1, ..entry };
-        let (id, generation) = (state.id, state.generation);
-        let change = Change { space: id, generation, slab, entry: entry.clone() };
-        state.slabs[slab].pending = Some(Pending { entry });
-        self.ask_control(space, ControlRequest::Change(change));
-    }
-
-    pub(in crate::client) fn ask_control(&mut self, space: SpaceIndex, request: ControlRequest) {
-        self.questions.ask(space, request);
-    }
-
     /// The control plane answered.
     pub(in crate::client) fn control_answered(&mut self, now: Time, question: Question, reply: ControlReply) {
         let (space, id) = (question.space, question.id);
         match (question.request, reply) {
             (ControlRequest::Change(change), reply) => {
                 let slab = change.slab;
-                self.mark(space, slab);
+                self.pool.map.mark(space, slab);
                 match reply {
                     // Where an earlier answer was lost, it is our own entry that stands there.
                     ControlReply::Conflict(entry) if entry != change.entry => self.space_taken(space),
@@ -54,7 +30,7 @@ impl Client {
             }
             (ControlRequest::Confirm { .. }, ControlReply::Done) => self.confirmed(space, id),
             (ControlRequest::Confirm { .. }, _) => self.space_taken(space),
-            (_, ControlReply::Seen(today)) if self.is_followed(space) => self.followed_seen(now, space, today),
+            (_, ControlReply::Seen(today)) if self.pool.map.is_followed(space) => self.followed_seen(now, space, today),
             (_, ControlReply::Seen(today)) => self.space_seen(now, space, today, Tenure::Reader),
             (_, ControlReply::Kept(today)) => self.space_seen(now, space, today, Tenure::Keeper),
             _ => self.space_gone(space),
@@ -62,50 +38,50 @@ impl Client {
     }
 
     fn map_changed(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry) {
-        let before = self.peers_of(&self.spaces[space].slabs[slab].entry);
-        let after = self.peers_of(&entry);
-        let state = &mut self.spaces[space].slabs[slab];
+        let before = self.pool.sessions.peers_of(&self.pool.map.spaces[space].slabs[slab].entry);
+        let after = self.pool.sessions.peers_of(&entry);
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
         let old = std::mem::replace(&mut state.entry, entry);
         state.pending = None;
         let left = before.minus(after);
         let given_back = matches!(state.phase, Phase::Leaving);
-        let is_parity = self.spaces[space].layout.is_parity(slab);
-        self.stats.slabs_given_back += u64::from(given_back && !is_parity);
-        self.stats.copies_left += if given_back { 0 } else { left.len() as u64 };
-        self.stats.copies_joined += if before.is_empty() { 0 } else { after.minus(before).len() as u64 };
+        let is_parity = self.pool.map.spaces[space].layout.is_parity(slab);
+        self.pool.stats.slabs_given_back += u64::from(given_back && !is_parity);
+        self.pool.stats.copies_left += if given_back { 0 } else { left.len() as u64 };
+        self.pool.stats.copies_joined += if before.is_empty() { 0 } else { after.minus(before).len() as u64 };
         for replica in &old.replicas {
-            if let Some(peer) = self.peers.of(replica.server).filter(|peer| left.has(*peer)) {
+            if let Some(peer) = self.pool.sessions.peers.of(replica.server).filter(|peer| left.has(*peer)) {
                 self.forget_copy(space, slab, peer);
-                self.release(space, slab, peer, replica.grant);
-                let state = &mut self.spaces[space].slabs[slab];
+                self.pool.sessions.release(space, slab, peer, replica.grant);
+                let state = &mut self.pool.map.spaces[space].slabs[slab];
                 state.failed.remove(peer);
                 state.checked.remove(peer);
                 self.end_repair_at(space, slab, peer);
             }
         }
-        let is_lost = self.spaces[space].slabs[slab].entry.lost && !self.is_grouped(space, slab);
+        let is_lost = self.pool.map.spaces[space].slabs[slab].entry.lost && !self.pool.map.is_grouped(space, slab);
         if is_lost {
             // There is nothing left to copy.
             self.abort_repair(space, slab);
         }
-        self.mark_group(space, slab);
-        let state = &mut self.spaces[space].slabs[slab];
+        self.pool.map.mark_group(space, slab);
+        let state = &mut self.pool.map.spaces[space].slabs[slab];
         if is_lost {
             state.phase = Phase::Lost;
-            self.stats.slabs_lost += 1;
+            self.pool.stats.slabs_lost += 1;
         } else if matches!(state.phase, Phase::Granting(_)) {
-            state.make_table(&mut self.tables);
+            state.make_table(&mut self.pool.map.tables);
             state.phase = Phase::Open;
             self.count_content(space, slab);
         } else if matches!(state.phase, Phase::Leaving) {
             state.phase = Phase::Vacant;
             state.content.clear();
-            self.tables.give_back(std::mem::take(&mut state.versions).into());
+            self.pool.map.tables.give_back(std::mem::take(&mut state.versions).into());
         }
         if is_parity {
             self.parity_changed(space, slab);
         }
-        let state = &self.spaces[space].slabs[slab];
+        let state = &self.pool.map.spaces[space].slabs[slab];
         if !left.is_empty() && !state.disputed.is_empty() && matches!(state.phase, Phase::Open) {
             // What was disputed may be clear without the copies that left.
             let entry = state.entry.clone();
@@ -116,9 +92,9 @@ impl Client {
 
     /// Everything under way at a copy that is not one any more.
     pub(in crate::client) fn forget_copy(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
-        let size = self.size;
+        let size = self.pool.map.size;
         loop {
-            let found = self.exchanges.find(|exchange| {
+            let found = self.pool.sessions.exchanges.find(|exchange| {
                 exchange.space == space
                     && exchange.peer == peer
                     && size.slab(exchange.page) == Some(slab)
@@ -134,7 +110,7 @@ impl Client {
 
     /// Another owner has the space. Of a sealed one nothing is lost but the right to keep it.
     pub(in crate::client) fn space_taken(&mut self, space: SpaceIndex) {
-        match self.spaces[space].tenure {
+        match self.pool.map.spaces[space].tenure {
             Tenure::Owner => self.space_gone(space),
             Tenure::Reader | Tenure::Keeper => self.is_outdated(space),
             // The next look at the map tells who owns it.
@@ -144,28 +120,61 @@ impl Client {
 
     /// Nothing of the space can be done here any more.
     pub(in crate::client) fn space_gone(&mut self, space: SpaceIndex) {
-        let state = &mut self.spaces[space];
+        let state = &mut self.pool.map.spaces[space];
         if state.is_taken {
             return;
         }
         state.is_taken = true;
         state.watch = None;
-        self.questions.forget(space, |_| true);
-        while let Some(exchange) = self.exchanges.find(|exchange| exchange.space == space) {
+        self.pool.map.questions.forget(space, |_| true);
+        while let Some(exchange) = self.pool.sessions.exchanges.find(|exchange| exchange.space == space) {
             self.cancel(exchange.id);
         }
         self.redundancy.copies.end_all(space);
         self.ledger.forget(space);
         self.forget_groups(space);
-        for slab in self.spaces[space].slabs.indices() {
+        for slab in self.pool.map.spaces[space].slabs.indices() {
             self.end_repair(space, slab);
         }
         self.fail_ops(space, None, crate::client::Failure::Fenced);
         self.resume_space(space);
         self.refuse_confirms(space);
     }
+}
+
+impl Pool {
+    /// Which copies must have a write before it is acknowledged: those of the map as it is, and as it may already be.
+    pub(in crate::client) fn required(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
+        let slab = &self.map.spaces[space].slabs[slab];
+        let pending = slab.pending.as_ref().map(|pending| self.sessions.peers_of(&pending.entry)).unwrap_or_default();
+        self.sessions.peers_of(&slab.entry).union(pending)
+    }
+}
+
+impl Map {
+    /// Asks the control plane for another set of copies. Only one change of a slab is under way at a time.
+    pub(in crate::client) fn propose(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry) {
+        let state = &mut self.spaces[space];
+        debug_assert!(state.tenure.changes_map(), "readers change no map");
+        let entry = MapEntry { revision: state.slabs[slab].entry.revision + 1, ..entry };
+        let (id, generation) = (state.id, state.generation);
+        let change = Change { space: id, generation, slab, entry: entry.clone() };
+        state.slabs[slab].pending = Some(Pending { entry });
+        self.ask_control(space, ControlRequest::Change(change));
+    }
+
+    pub(in crate::client) fn ask_control(&mut self, space: SpaceIndex, request: ControlRequest) {
+        self.questions.ask(space, request);
+    }
 
     pub(in crate::client) fn first_page(&self, slab: SlabNo) -> PageNo {
         self.size.page(slab, 0)
+    }
+}
+
+impl Sessions {
+    /// Servers of a map entry.
+    pub(in crate::client) fn peers_of(&self, entry: &MapEntry) -> PeerSet {
+        entry.replicas.iter().filter_map(|replica| self.peers.of(replica.server)).collect()
     }
 }

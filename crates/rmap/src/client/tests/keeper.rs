@@ -15,7 +15,7 @@ const SERVERS: usize = 6;
 fn sealed() -> Pool {
     let mut pool = Pool::of(SERVERS, 2, 32, PAGES, None);
     (0..PAGES).for_each(|page| assert_eq!(pool.write(page, byte(page)), Ok(())));
-    let entries = pool.client.spaces[SpaceIndex(0)].slabs.iter().map(|slab| slab.entry.clone());
+    let entries = pool.client.pool.map.spaces[SpaceIndex(0)].slabs.iter().map(|slab| slab.entry.clone());
     let map = (0..).map(SlabNo).zip(entries).collect();
     pool.today = Today { generation: Generation(2), sealed: true, map };
     pool.client.space_taken(SpaceIndex(0));
@@ -37,8 +37,8 @@ fn room_everywhere(pool: &mut Pool) {
 }
 
 fn ledger(pool: &Pool) -> SlabNo {
-    let first = pool.client.spaces[pool.space.0].layout.table_page(SlabNo(0), 0);
-    pool.client.slab_of(first).unwrap()
+    let first = pool.client.pool.map.spaces[pool.space.0].layout.table_page(SlabNo(0), 0);
+    pool.client.pool.map.slab_of(first).unwrap()
 }
 
 fn copies_of_members(pool: &Pool) -> usize {

@@ -9,9 +9,9 @@ const SLABS: u64 = 100;
 /// The server says how it is, and is heard.
 fn says(pool: &mut Pool, pressure: Pressure) {
     pool.servers[0].set_pressure(pressure);
-    pool.client.peers[PeerIndex(0)].ping();
+    pool.client.pool.sessions.peers[PeerIndex(0)].ping();
     while pool.step() {}
-    assert_eq!(pool.client.peers[PeerIndex(0)].pressure(), pressure);
+    assert_eq!(pool.client.pool.sessions.peers[PeerIndex(0)].pressure(), pressure);
 }
 
 /// A reply is 80 bytes long. All slabs are looked at for the first, and for the rest together.
@@ -28,10 +28,10 @@ fn load_that_changes_with_each_reply_is_looked_at_now_and_then() {
     // What was said last is not forgotten.
     says(&mut pool, Pressure::Orange);
     let before = pool.client.advanced;
-    assert!(pool.client.load_due().is_some());
+    assert!(pool.client.pool.sessions.load_due().is_some());
     pool.pass(Duration::from_millis(200));
     assert!(pool.client.advanced - before >= SLABS);
-    assert_eq!(pool.client.load_due(), None);
+    assert_eq!(pool.client.pool.sessions.load_due(), None);
 }
 
 /// Copies in the making are counted as they begin and end.

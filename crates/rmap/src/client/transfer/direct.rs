@@ -3,6 +3,8 @@
 use super::{Instruction, PROGRESS_EVERY, Transfer, WORTH_PART};
 use crate::client::exchange::{Answer, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::map::Map;
+use crate::client::pool::Pool;
 use crate::client::repair::{REPAIRS_MAX, Step};
 use crate::client::{Client, Fault};
 use crate::crypto::KEY_SIZE;
@@ -20,102 +22,48 @@ impl Client {
     ) {
         match transfer {
             Transfer::Wanted => {
-                let source = self.source_of(space, slab);
-                match source.filter(|source| self.admit(space, slab, Some(*source))) {
-                    Some(source) => self.set_step(space, slab, Step::Transferring(Transfer::Admitting { source })),
-                    None => self.copy_the_rest(space, slab),
+                let source = self.pool.source_of(space, slab);
+                match source.filter(|source| self.pool.admit(space, slab, Some(*source))) {
+                    Some(source) => {
+                        self.pool.map.set_step(space, slab, Step::Transferring(Transfer::Admitting { source }))
+                    }
+                    None => self.pool.map.copy_the_rest(space, slab),
                 }
             }
-            Transfer::Running { source, .. } if !self.can_give(space, slab, source) => {
+            Transfer::Running { source, .. } if !self.pool.can_give(space, slab, source) => {
                 self.end_transfer(space, slab, source);
             }
-            Transfer::Running { source, ask_at: Some(at) } if at <= now && self.order(space, slab, source) => {
-                self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: None }));
+            Transfer::Running { source, ask_at: Some(at) } if at <= now && self.pool.order(space, slab, source) => {
+                self.pool.map.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: None }));
             }
             _ => {}
         }
     }
 
-    /// Who could copy a slab to its new place, if that is worth it.
-    fn source_of(&self, space: SpaceIndex, slab: SlabNo) -> Option<PeerIndex> {
-        let state = &self.spaces[space].slabs[slab];
-        // What goes through the client is opened: the group still has what damaged pages can be put together from.
-        if self.is_grouped(space, slab) {
-            return None;
-        }
-        let content = state.versions.iter().filter(|version| version.has_content()).count();
-        let is_worth_it = content >= (self.size.pages() / WORTH_PART).max(1);
-        let mut copies = self.peers_of(&state.entry).iter();
-        copies.find(|peer| is_worth_it && self.can_give(space, slab, *peer))
-    }
-
-    fn can_give(&self, space: SpaceIndex, slab: SlabNo, source: PeerIndex) -> bool {
-        let state = &self.spaces[space].slabs[slab];
-        let holds = self.peers_of(&state.entry).has(source) && !state.failed.has(source);
-        holds && self.peers[source].is_up() && self.peers[source].is_trusted()
-    }
-
-    /// What is not at the target by now goes through the client.
-    fn copy_the_rest(&mut self, space: SpaceIndex, slab: SlabNo) {
-        self.set_step(space, slab, Step::Copying);
-        self.mark(space, slab);
-    }
-
-    /// Tells the target who may fill the slab.
-    fn admit(&mut self, space: SpaceIndex, slab: SlabNo, source: Option<PeerIndex>) -> bool {
-        let Some(repair) = &self.spaces[space].slabs[slab].repair else { return false };
-        let (peer, version) = (repair.peer, repair.grant);
-        let (role, op, page) = (Role::Admit { source }, Wire::Admit, self.first_page(slab));
-        self.ask(Request { role, peer, op, class: Class::Demand, space, page, version })
-    }
-
-    /// Has the source begin, or asks it how far it is.
-    fn order(&mut self, space: SpaceIndex, slab: SlabNo, source: PeerIndex) -> bool {
-        let id = self.peers[source].info().id;
-        let replicas = &self.spaces[space].slabs[slab].entry.replicas;
-        let Some(version) = replicas.iter().find(|replica| replica.server == id).map(|replica| replica.grant) else {
-            return false;
-        };
-        let (role, op, page) = (Role::Order, Wire::Copy, self.first_page(slab));
-        self.ask(Request { role, peer: source, op, class: Class::Demand, space, page, version })
-    }
-
     fn end_transfer(&mut self, space: SpaceIndex, slab: SlabNo, source: PeerIndex) {
-        self.cancel_order(space, slab);
-        if self.admit(space, slab, None) {
-            self.set_step(space, slab, Step::Transferring(Transfer::Ending { source }));
+        self.pool.cancel_order(space, slab);
+        if self.pool.admit(space, slab, None) {
+            self.pool.map.set_step(space, slab, Step::Transferring(Transfer::Ending { source }));
         } else {
             self.abort_repair(space, slab);
         }
     }
 
-    /// Nothing is wanted of a source any more.
-    pub(in crate::client) fn cancel_order(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let page = self.first_page(slab);
-        let ours = self.exchanges.find(|e| e.role == Role::Order && e.space == space && e.page == page);
-        if let Some(order) = ours {
-            self.end_exchange(order.id);
-        }
-    }
-
-    pub(in crate::client) fn transfer_of(&self, space: SpaceIndex, slab: SlabNo) -> Option<Transfer> {
-        match self.spaces[space].slabs[slab].repair.as_ref()?.step {
-            Step::Transferring(transfer) => Some(transfer),
-            _ => None,
-        }
-    }
-
     /// The target said whether it does as it was told.
     pub(in crate::client) fn admit_answered(&mut self, now: Time, (space, slab): (SpaceIndex, SlabNo), status: Status) {
-        match (self.transfer_of(space, slab), status) {
+        match (self.pool.map.transfer_of(space, slab), status) {
             (Some(Transfer::Admitting { source }), Status::Ok) => {
-                self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(now) }));
-                self.mark(space, slab);
+                self.pool.map.set_step(
+                    space,
+                    slab,
+                    Step::Transferring(Transfer::Running { source, ask_at: Some(now) }),
+                );
+                self.pool.map.mark(space, slab);
             }
             // It has no room for one more, or another idea of the slab, which its first write will show.
-            (Some(Transfer::Admitting { .. }), _) => self.copy_the_rest(space, slab),
+            (Some(Transfer::Admitting { .. }), _) => self.pool.map.copy_the_rest(space, slab),
             (Some(Transfer::Ending { source }), Status::Ok) => {
-                if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
+                if let Some(repair) = &mut self.pool.map.spaces[space].slabs[slab].repair {
                     repair.cursor = 0;
                     repair.step = Step::Transferring(Transfer::Listing { source });
                 }
@@ -133,20 +81,20 @@ impl Client {
         (space, slab): (SpaceIndex, SlabNo),
         (status, progress): (Status, Version),
     ) {
-        let Some(Transfer::Running { source, .. }) = self.transfer_of(space, slab) else { return };
+        let Some(Transfer::Running { source, .. }) = self.pool.map.transfer_of(space, slab) else { return };
         if status != Status::Ok || progress.bits() != Progress::Running as u64 {
             return self.end_transfer(space, slab, source);
         }
         let at = now + PROGRESS_EVERY;
-        self.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(at) }));
-        self.mark_at(at, space, slab);
+        self.pool.map.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(at) }));
+        self.pool.map.mark_at(at, space, slab);
     }
 
     fn ask_what_it_has(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let Some(repair) = &self.spaces[space].slabs[slab].repair else { return };
-        let page = self.size.page(slab, repair.cursor);
+        let Some(repair) = &self.pool.map.spaces[space].slabs[slab].repair else { return };
+        let page = self.pool.map.size.page(slab, repair.cursor);
         let (role, peer, version) = (Role::Listed, repair.peer, Version::NEVER);
-        if !self.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version }) {
+        if !self.pool.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version }) {
             self.abort_repair(space, slab);
         }
     }
@@ -158,12 +106,12 @@ impl Client {
         page: PageNo,
         Answer { status, version: grant, payload }: Answer<'_>,
     ) {
-        let (Some(slab), size) = (self.slab_of(page), self.size) else { return };
-        let Some(Transfer::Listing { source }) = self.transfer_of(space, slab) else { return };
+        let (Some(slab), size) = (self.pool.map.slab_of(page), self.pool.map.size) else { return };
+        let Some(Transfer::Listing { source }) = self.pool.map.transfer_of(space, slab) else { return };
         let first = size.index(page);
         let due = VERSIONS_MAX.min(size.pages() - first);
         let about_it = |repair: &crate::client::repair::Repair| repair.grant == grant && repair.cursor == first;
-        let right = self.spaces[space].slabs[slab].repair.as_ref().is_some_and(about_it);
+        let right = self.pool.map.spaces[space].slabs[slab].repair.as_ref().is_some_and(about_it);
         if status != Status::Ok || !right || payload.len() != due * 8 {
             return self.abort_repair(space, slab);
         }
@@ -173,24 +121,27 @@ impl Client {
             let version = Version::from_bits(u64::from_le_bytes(bits));
             if !self.was_issued(space, slab, index, version) {
                 // A server that was let in stored what nobody wrote, and it may be one that keeps what was written out.
-                self.peers[source].distrust();
-                self.stats.transfers_refused += 1;
+                self.pool.sessions.peers[source].distrust();
+                self.pool.stats.transfers_refused += 1;
                 return self.abort_repair(space, slab);
             }
-            let version =
-                if self.has(Fault::TrustsSources) { self.spaces[space].slabs[slab].version(index) } else { version };
-            if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
+            let version = if self.pool.has(Fault::TrustsSources) {
+                self.pool.map.spaces[space].slabs[slab].version(index)
+            } else {
+                version
+            };
+            if let Some(repair) = &mut self.pool.map.spaces[space].slabs[slab].repair {
                 repair.list[index] = repair.list[index].max(version);
             }
         }
-        let Some(repair) = &mut self.spaces[space].slabs[slab].repair else { return };
+        let Some(repair) = &mut self.pool.map.spaces[space].slabs[slab].repair else { return };
         repair.cursor = first + due;
         if repair.cursor < size.pages() {
             return self.ask_what_it_has(space, slab);
         }
         repair.cursor = 0;
-        self.stats.slabs_transferred += 1;
-        self.copy_the_rest(space, slab);
+        self.pool.stats.slabs_transferred += 1;
+        self.pool.map.copy_the_rest(space, slab);
     }
 
     /// Whether a page can be somewhere in this version: in one that was acknowledged, an earlier one, or the one that is being
@@ -202,10 +153,10 @@ impl Client {
         index: usize,
         version: Version,
     ) -> bool {
-        let page = self.size.page(slab, index);
+        let page = self.pool.map.size.page(slab, index);
         let writer = self.ops.writer(space, page);
-        version <= self.spaces[space].slabs[slab].version(index)
-            || self.may_be_parity(space, slab, version)
+        version <= self.pool.map.spaces[space].slabs[slab].version(index)
+            || self.pool.map.may_be_parity(space, slab, version)
             || writer.is_some_and(|op| self.ops.peek(op).version == version)
     }
 
@@ -221,15 +172,15 @@ impl Client {
             return None;
         }
         let bytes: &[u8] = match role {
-            Role::Grant if self.has(Fault::EpochsAtGrants) => &version.bits().to_le_bytes(),
-            Role::Grant => &self.spaces[space].slabs[self.slab_of(page)?].epoch.bits().to_le_bytes(),
-            Role::Admit { source: Some(source) } => &self.peers[source].info().key.0,
+            Role::Grant if self.pool.has(Fault::EpochsAtGrants) => &version.bits().to_le_bytes(),
+            Role::Grant => &self.pool.map.spaces[space].slabs[self.pool.map.slab_of(page)?].epoch.bits().to_le_bytes(),
+            Role::Admit { source: Some(source) } => &self.pool.sessions.peers[source].info().key.0,
             // Zeros stand for nobody: the server takes its ticket back.
             Role::Admit { source: None } => &[0; KEY_SIZE],
             _ => {
-                let slab = self.slab_of(page)?;
-                let repair = self.spaces[space].slabs[slab].repair.as_ref()?;
-                let target = &self.peers[repair.peer];
+                let slab = self.pool.map.slab_of(page)?;
+                let repair = self.pool.map.spaces[space].slabs[slab].repair.as_ref()?;
+                let target = &self.pool.sessions.peers[repair.peer];
                 let bytes_per_second = (self.rebuild_rate() / REPAIRS_MAX as u64).max(RATE_MIN);
                 let (key, addr, grant) = (target.info().key, target.addr(), repair.grant);
                 &CopyOrder { key, addr, bytes_per_second, grant }.encode()
@@ -238,5 +189,69 @@ impl Client {
         let mut instruction = Instruction { bytes: [0; ORDER_SIZE], length: bytes.len() };
         instruction.bytes[..bytes.len()].copy_from_slice(bytes);
         Some(instruction)
+    }
+}
+
+impl Pool {
+    /// Who could copy a slab to its new place, if that is worth it.
+    fn source_of(&self, space: SpaceIndex, slab: SlabNo) -> Option<PeerIndex> {
+        let state = &self.map.spaces[space].slabs[slab];
+        // What goes through the client is opened: the group still has what damaged pages can be put together from.
+        if self.map.is_grouped(space, slab) {
+            return None;
+        }
+        let content = state.versions.iter().filter(|version| version.has_content()).count();
+        let is_worth_it = content >= (self.map.size.pages() / WORTH_PART).max(1);
+        let mut copies = self.sessions.peers_of(&state.entry).iter();
+        copies.find(|peer| is_worth_it && self.can_give(space, slab, *peer))
+    }
+
+    fn can_give(&self, space: SpaceIndex, slab: SlabNo, source: PeerIndex) -> bool {
+        let state = &self.map.spaces[space].slabs[slab];
+        let holds = self.sessions.peers_of(&state.entry).has(source) && !state.failed.has(source);
+        holds && self.sessions.peers[source].is_up() && self.sessions.peers[source].is_trusted()
+    }
+
+    /// Tells the target who may fill the slab.
+    fn admit(&mut self, space: SpaceIndex, slab: SlabNo, source: Option<PeerIndex>) -> bool {
+        let Some(repair) = &self.map.spaces[space].slabs[slab].repair else { return false };
+        let (peer, version) = (repair.peer, repair.grant);
+        let (role, op, page) = (Role::Admit { source }, Wire::Admit, self.map.first_page(slab));
+        self.ask(Request { role, peer, op, class: Class::Demand, space, page, version })
+    }
+
+    /// Has the source begin, or asks it how far it is.
+    fn order(&mut self, space: SpaceIndex, slab: SlabNo, source: PeerIndex) -> bool {
+        let id = self.sessions.peers[source].info().id;
+        let replicas = &self.map.spaces[space].slabs[slab].entry.replicas;
+        let Some(version) = replicas.iter().find(|replica| replica.server == id).map(|replica| replica.grant) else {
+            return false;
+        };
+        let (role, op, page) = (Role::Order, Wire::Copy, self.map.first_page(slab));
+        self.ask(Request { role, peer: source, op, class: Class::Demand, space, page, version })
+    }
+
+    /// Nothing is wanted of a source any more.
+    pub(in crate::client) fn cancel_order(&mut self, space: SpaceIndex, slab: SlabNo) {
+        let page = self.map.first_page(slab);
+        let ours = self.sessions.exchanges.find(|e| e.role == Role::Order && e.space == space && e.page == page);
+        if let Some(order) = ours {
+            self.sessions.end_exchange(order.id);
+        }
+    }
+}
+
+impl Map {
+    /// What is not at the target by now goes through the client.
+    fn copy_the_rest(&mut self, space: SpaceIndex, slab: SlabNo) {
+        self.set_step(space, slab, Step::Copying);
+        self.mark(space, slab);
+    }
+
+    pub(in crate::client) fn transfer_of(&self, space: SpaceIndex, slab: SlabNo) -> Option<Transfer> {
+        match self.spaces[space].slabs[slab].repair.as_ref()?.step {
+            Step::Transferring(transfer) => Some(transfer),
+            _ => None,
+        }
     }
 }

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use super::{GRACE, TRIALS_MAX, TRIALS_OPEN_MAX};
 use crate::client::index::{OpIndex, SpaceIndex};
+use crate::client::map::Map;
 use crate::client::ops::{Kind, Operation, Ops, Stage};
 use crate::client::peer::PeerSet;
+use crate::client::pool::Pool;
 use crate::client::questions::{Patience, Question};
 use crate::client::slab::Phase;
 use crate::client::{Client, Failure};
@@ -13,17 +15,6 @@ use crate::control::ControlRequest;
 use crate::units::{SlabNo, Time};
 
 impl Client {
-    /// How long writes wait that could not begin, and how they end then.
-    fn unmapped_end(&self) -> Option<(Duration, Failure)> {
-        let declined = self.config.map_patience.map(|patience| (patience, Failure::Declined));
-        declined.or(self.config.error_after.map(|patience| (patience, Failure::Silent)))
-    }
-
-    /// Whether writes that could not begin are to be looked at for the time they have waited.
-    pub(in crate::client) fn ends_unmapped(&self) -> bool {
-        self.unmapped_end().is_some()
-    }
-
     /// The slab's writes go nowhere before the control plane has answered.
     pub(in crate::client) fn wait_for_map(&mut self, space: SpaceIndex, slab: SlabNo) {
         self.wait_for_answers((space, slab), None, |asked| asked == slab);
@@ -32,7 +23,7 @@ impl Client {
     /// The same, for answers about its group. What it needs first is had from servers: until something was asked, what waits has its
     /// own time to show whether there are answers.
     pub(in crate::client) fn wait_for_map_of_group(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let layout = self.spaces[space].layout;
+        let layout = self.pool.map.spaces[space].layout;
         let group = layout.group(slab);
         let waiting = self.waiting_for(space, slab);
         let writes = waiting.iter().map(|op| self.ops.peek(*op)).filter(|op| op.kind != Kind::Read && !op.is_own);
@@ -46,25 +37,128 @@ impl Client {
         since: Option<Time>,
         about: impl Fn(SlabNo) -> bool,
     ) {
-        let now = self.now;
-        let Some((patience, _)) = self.unmapped_end() else { return };
-        let Some(at) = self.answer_late_at(now, patience, space, since, about) else { return };
+        let now = self.pool.now;
+        let Some((patience, _)) = self.pool.unmapped_end() else { return };
+        let Some(at) = self.pool.answer_late_at(now, patience, space, since, about) else { return };
         // Other times are those of questions, and looked at anyway ([`Client::overdue_at`]).
-        let is_own_time = since.is_some_and(|since| at == since + self.grace());
+        let is_own_time = since.is_some_and(|since| at == since + self.pool.grace());
         if at <= now {
             self.end_unmapped(now, space, slab);
-        } else if self.config.map_patience.is_some() || is_own_time {
-            self.mark_at(at, space, slab);
+        } else if self.pool.config.map_patience.is_some() || is_own_time {
+            self.pool.map.mark_at(at, space, slab);
         }
+    }
+
+    /// Has those looked at that wait for the map for too long, and for anything else.
+    pub(in crate::client) fn poll_overdue(&mut self, now: Time) {
+        if self.pool.patience().is_some_and(|patience| self.pool.map.questions.poll_overdue(now, patience)) {
+            self.mark_unanswered(|_| true);
+        }
+    }
+
+    pub(in crate::client) fn end_unmapped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
+        let Some((_, failure)) = self.pool.unmapped_end() else { return };
+        let ended = match failure {
+            Failure::Declined => self.decline_ops(space, slab, now),
+            failure => self.fail_waiting((space, slab), |_, op| op.kind != Kind::Read, failure),
+        };
+        self.pool.stats.unmapped += ended as u64;
+    }
+
+    /// Ends what callers wait for, of what has not begun. The client's own can wait.
+    fn fail_waiting(
+        &mut self,
+        (space, slab): (SpaceIndex, SlabNo),
+        fits: impl Fn(&Ops, &Operation) -> bool,
+        failure: Failure,
+    ) -> usize {
+        let mut waiting = self.waiting_for(space, slab);
+        waiting.retain(|op| !self.ops.peek(*op).is_own && fits(&self.ops, self.ops.peek(*op)));
+        waiting.iter().for_each(|op| self.fail_op(*op, failure));
+        waiting.len()
+    }
+
+    /// Of a slab whose change of the map is under way: what cannot end without it fails, when that takes too long.
+    pub(in crate::client) fn maintain_unmapped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
+        if self.pool.config.error_after.is_none()
+            || !self.ops.may_be_any_of(space, slab)
+            || !self.pool.map.waits_for_map(space, slab)
+        {
+            return;
+        }
+        if self.pool.is_map_overdue(now, space, slab) {
+            let ended = match self.pool.map.spaces[space].slabs[slab].phase {
+                Phase::Open => self.end_late(space, slab),
+                // Writes are declined after another time.
+                _ if self.pool.config.map_patience.is_some() => {
+                    self.fail_waiting((space, slab), |_, op| op.kind == Kind::Read, Failure::Silent)
+                }
+                _ => self.fail_waiting((space, slab), |_, _| true, Failure::Silent),
+            };
+            self.pool.stats.unmapped += ended as u64;
+        }
+    }
+
+    /// The same of an open slab: how many requests fail.
+    fn end_late(&mut self, space: SpaceIndex, slab: SlabNo) -> usize {
+        let required = self.pool.required(space, slab);
+        let missing = self.pool.missing(space, slab, required);
+        let is_gone = missing == required && !self.pool.map.is_grouped(space, slab);
+        let is_left = |op: OpIndex| {
+            let operation = self.ops.peek(op);
+            match operation.kind {
+                Kind::Read => is_gone && !self.is_answer_coming(op),
+                Kind::Write { .. } => !operation.is_reported && required.minus(operation.acked).is_subset_of(missing),
+            }
+        };
+        let begun = |op: &Operation| op.stage == Stage::Active && !op.is_own && op.space == space;
+        let mut active = self.ops.select(|op| begun(op) && self.pool.map.slab_of(op.page) == Some(slab));
+        active.retain(|op| is_left(*op));
+        let mut ended = 0;
+        // A copy in the making that catches up is waited for as long as it answers; without it a write is done that all others have.
+        let joining = self.pool.map.spaces[space].slabs[slab].repair.as_ref().and_then(|repair| repair.catches_up());
+        let is_joining_dead = joining.is_some_and(|peer| self.pool.sessions.peers[peer].is_down());
+        for op in active {
+            let Operation { kind, acked, .. } = *self.ops.peek(op);
+            if kind == Kind::Read {
+                self.fail_op(op, Failure::Silent);
+                ended += 1;
+            } else if !required.is_subset_of(acked) {
+                self.report_silence(op);
+                ended += usize::from(self.ops.peek(op).is_reported);
+            } else if let Some(peer) = joining.filter(|_| is_joining_dead) {
+                self.ops.get(op).sent.remove(peer);
+                self.check_write(op);
+            }
+        }
+        // Behind one that is not done before the map is changed; others get their turn.
+        let is_behind_reported = |ops: &Ops, op: &Operation| {
+            let writer = ops.writer(space, op.page);
+            op.kind != Kind::Read && writer.is_some_and(|writer| ops.peek(writer).is_reported)
+        };
+        ended + self.fail_waiting((space, slab), is_behind_reported, Failure::Silent)
+    }
+}
+
+impl Pool {
+    /// How long writes wait that could not begin, and how they end then.
+    fn unmapped_end(&self) -> Option<(Duration, Failure)> {
+        let declined = self.config.map_patience.map(|patience| (patience, Failure::Declined));
+        declined.or(self.config.error_after.map(|patience| (patience, Failure::Silent)))
+    }
+
+    /// Whether writes that could not begin are to be looked at for the time they have waited.
+    pub(in crate::client) fn ends_unmapped(&self) -> bool {
+        self.unmapped_end().is_some()
     }
 
     /// Whether writes to a slab that nobody has end without a question. Who has another place for them does not ask a control plane
     /// that seems to be silent; others try now and then.
     pub(in crate::client) fn ends_unasked(&self, now: Time) -> bool {
         let Some((patience, failure)) = self.unmapped_end() else { return false };
-        let is_late = self.questions.all_late_at(now, patience).is_some_and(|at| at <= now);
-        let tries = || self.questions.younger_than(now, GRACE) < TRIALS_MAX;
-        is_late && (failure == Failure::Declined || self.questions.len() >= TRIALS_OPEN_MAX || !tries())
+        let is_late = self.map.questions.all_late_at(now, patience).is_some_and(|at| at <= now);
+        let tries = || self.map.questions.younger_than(now, GRACE) < TRIALS_MAX;
+        is_late && (failure == Failure::Declined || self.map.questions.len() >= TRIALS_OPEN_MAX || !tries())
     }
 
     fn grace(&self) -> Duration {
@@ -87,12 +181,12 @@ impl Client {
         since: Option<Time>,
         about: impl Fn(SlabNo) -> bool,
     ) -> Option<Time> {
-        let all_late = self.questions.all_late_at(now, patience);
+        let all_late = self.map.questions.all_late_at(now, patience);
         let fits = |question: &Question| match &question.request {
             ControlRequest::Change(change) => question.space == space && about(change.slab),
             _ => false,
         };
-        let asked = self.questions.first_asked(now, fits);
+        let asked = self.map.questions.first_asked(now, fits);
         let unasked = all_late.map(|late| since.map_or(late, |since| late.max(since + self.grace())));
         let patience = Patience { at_most: patience, grace: self.grace() };
         asked.map(|asked| patience.late_at(asked, all_late)).or(unasked)
@@ -100,52 +194,17 @@ impl Client {
 
     /// When those who wait for the map are to be looked at.
     pub(in crate::client) fn overdue_at(&self, now: Time) -> Option<Time> {
-        self.questions.overdue_at(now, self.patience()?)
-    }
-
-    /// Has those looked at that wait for the map for too long, and for anything else.
-    pub(in crate::client) fn poll_overdue(&mut self, now: Time) {
-        if self.patience().is_some_and(|patience| self.questions.poll_overdue(now, patience)) {
-            self.mark_unanswered(|_| true);
-        }
-    }
-
-    pub(in crate::client) fn end_unmapped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        let Some((_, failure)) = self.unmapped_end() else { return };
-        let ended = match failure {
-            Failure::Declined => self.decline_ops(space, slab, now),
-            failure => self.fail_waiting((space, slab), |_, op| op.kind != Kind::Read, failure),
-        };
-        self.stats.unmapped += ended as u64;
-    }
-
-    /// Ends what callers wait for, of what has not begun. The client's own can wait.
-    fn fail_waiting(
-        &mut self,
-        (space, slab): (SpaceIndex, SlabNo),
-        fits: impl Fn(&Ops, &Operation) -> bool,
-        failure: Failure,
-    ) -> usize {
-        let mut waiting = self.waiting_for(space, slab);
-        waiting.retain(|op| !self.ops.peek(*op).is_own && fits(&self.ops, self.ops.peek(*op)));
-        waiting.iter().for_each(|op| self.fail_op(*op, failure));
-        waiting.len()
-    }
-
-    /// Whether a change of the map is under way for a slab, or for what says which versions it has.
-    pub(in crate::client) fn waits_for_map(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let is_pending = |slab: SlabNo| self.spaces[space].slabs[slab].pending.is_some();
-        is_pending(slab) || self.unread_tables(space, slab).any(is_pending)
+        self.map.questions.overdue_at(now, self.patience()?)
     }
 
     /// Whether that takes too long.
     fn is_map_overdue(&self, now: Time, space: SpaceIndex, slab: SlabNo) -> bool {
         let Some(patience) = self.config.error_after else { return false };
         let is_late = |slab: SlabNo| {
-            self.spaces[space].slabs[slab].pending.is_some()
+            self.map.spaces[space].slabs[slab].pending.is_some()
                 && self.answer_late_at(now, patience, space, None, |asked| asked == slab).is_some_and(|at| at <= now)
         };
-        is_late(slab) || self.unread_tables(space, slab).any(is_late)
+        is_late(slab) || self.map.unread_tables(space, slab).any(is_late)
     }
 
     /// Whether the map of a space that another client writes has been asked for for too long.
@@ -159,79 +218,28 @@ impl Client {
         space: SpaceIndex,
         fits: impl Fn(&ControlRequest) -> bool,
     ) -> bool {
-        self.patience().is_some_and(|patience| self.questions.is_overdue(self.now, patience, space, fits))
+        self.patience().is_some_and(|patience| self.map.questions.is_overdue(self.now, patience, space, fits))
     }
 
     /// Copies that must have a write and cannot take it.
     fn missing(&self, space: SpaceIndex, slab: SlabNo, required: PeerSet) -> PeerSet {
-        let failed = self.spaces[space].slabs[slab].failed;
-        required.iter().filter(|peer| failed.has(*peer) || self.peers[*peer].is_down()).collect()
+        let failed = self.map.spaces[space].slabs[slab].failed;
+        required.iter().filter(|peer| failed.has(*peer) || self.sessions.peers[*peer].is_down()).collect()
     }
 
     /// Whether a write to an open slab could not end before the map is changed, and that takes too long.
     pub(in crate::client) fn is_left_to_late_map(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let is_pending = self.config.error_after.is_some() && self.spaces[space].slabs[slab].pending.is_some();
+        let is_pending = self.config.error_after.is_some() && self.map.spaces[space].slabs[slab].pending.is_some();
         is_pending
             && !self.missing(space, slab, self.required(space, slab)).is_empty()
             && self.is_map_overdue(self.now, space, slab)
     }
+}
 
-    /// Of a slab whose change of the map is under way: what cannot end without it fails, when that takes too long.
-    pub(in crate::client) fn maintain_unmapped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        if self.config.error_after.is_none() || !self.ops.may_be_any_of(space, slab) || !self.waits_for_map(space, slab)
-        {
-            return;
-        }
-        if self.is_map_overdue(now, space, slab) {
-            let ended = match self.spaces[space].slabs[slab].phase {
-                Phase::Open => self.end_late(space, slab),
-                // Writes are declined after another time.
-                _ if self.config.map_patience.is_some() => {
-                    self.fail_waiting((space, slab), |_, op| op.kind == Kind::Read, Failure::Silent)
-                }
-                _ => self.fail_waiting((space, slab), |_, _| true, Failure::Silent),
-            };
-            self.stats.unmapped += ended as u64;
-        }
-    }
-
-    /// The same of an open slab: how many requests fail.
-    fn end_late(&mut self, space: SpaceIndex, slab: SlabNo) -> usize {
-        let required = self.required(space, slab);
-        let missing = self.missing(space, slab, required);
-        let is_gone = missing == required && !self.is_grouped(space, slab);
-        let is_left = |op: OpIndex| {
-            let operation = self.ops.peek(op);
-            match operation.kind {
-                Kind::Read => is_gone && !self.is_answer_coming(op),
-                Kind::Write { .. } => !operation.is_reported && required.minus(operation.acked).is_subset_of(missing),
-            }
-        };
-        let begun = |op: &Operation| op.stage == Stage::Active && !op.is_own && op.space == space;
-        let mut active = self.ops.select(|op| begun(op) && self.slab_of(op.page) == Some(slab));
-        active.retain(|op| is_left(*op));
-        let mut ended = 0;
-        // A copy in the making that catches up is waited for as long as it answers; without it a write is done that all others have.
-        let joining = self.spaces[space].slabs[slab].repair.as_ref().and_then(|repair| repair.catches_up());
-        let is_joining_dead = joining.is_some_and(|peer| self.peers[peer].is_down());
-        for op in active {
-            let Operation { kind, acked, .. } = *self.ops.peek(op);
-            if kind == Kind::Read {
-                self.fail_op(op, Failure::Silent);
-                ended += 1;
-            } else if !required.is_subset_of(acked) {
-                self.report_silence(op);
-                ended += usize::from(self.ops.peek(op).is_reported);
-            } else if let Some(peer) = joining.filter(|_| is_joining_dead) {
-                self.ops.get(op).sent.remove(peer);
-                self.check_write(op);
-            }
-        }
-        // Behind one that is not done before the map is changed; others get their turn.
-        let is_behind_reported = |ops: &Ops, op: &Operation| {
-            let writer = ops.writer(space, op.page);
-            op.kind != Kind::Read && writer.is_some_and(|writer| ops.peek(writer).is_reported)
-        };
-        ended + self.fail_waiting((space, slab), is_behind_reported, Failure::Silent)
+impl Map {
+    /// Whether a change of the map is under way for a slab, or for what says which versions it has.
+    pub(in crate::client) fn waits_for_map(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        let is_pending = |slab: SlabNo| self.spaces[space].slabs[slab].pending.is_some();
+        is_pending(slab) || self.unread_tables(space, slab).any(is_pending)
     }
 }
