@@ -112,7 +112,6 @@ pub use vacate::GIVE_BACK_AFTER;
 pub use view::PageRun;
 
 use confirm::Confirms;
-use ledger::Ledger;
 use ops::Ops;
 use parity::Parity;
 use read_queue::ReadQueue;
@@ -127,7 +126,6 @@ pub struct Client {
     confirms: Confirms,
     redundancy: Redundancy,
     parity: Parity,
-    ledger: Ledger,
     /// The payload of the reply that is being looked at; a page's room.
     reply: Box<[u8]>,
     /// How often a slab was looked at.
@@ -145,7 +143,6 @@ impl Client {
             confirms: Confirms::default(),
             redundancy: Redundancy::new(),
             parity: Parity::new(),
-            ledger: Ledger::default(),
             reply: vec![0; SEALED_SIZE].into(),
             #[cfg(test)]
             advanced: 0,

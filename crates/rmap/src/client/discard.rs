@@ -42,7 +42,7 @@ impl Client {
             return false;
         }
         if self.pool.map.is_in_frozen(space, slab) {
-            self.dissolve_for(space, slab);
+            self.parity.dissolve_for(&mut self.pool, space, slab);
             return false;
         }
         self.note_change(space, slab);
@@ -65,7 +65,7 @@ impl Client {
         let mut asked = self.pool.map.questions.len();
         let mut left = 0;
         if self.pool.map.spaces[space.0].tenure == Tenure::Owner {
-            self.forget_parity(space.0);
+            self.parity.forget_parity(&mut self.pool, space.0);
         }
         for slab in self.pool.map.spaces[space.0].slabs.indices() {
             let state = &self.pool.map.spaces[space.0].slabs[slab];

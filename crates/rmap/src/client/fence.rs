@@ -72,7 +72,7 @@ impl Client {
             }
             if self.end_repair_at(space, slab, peer).is_some() {
                 was_wanted = true;
-                self.has_refused(space, slab, peer);
+                self.parity.has_refused(&mut self.pool, space, slab, peer);
             }
         }
         if was_wanted {

@@ -41,6 +41,7 @@ pub mod stripe;
 
 use smallvec::SmallVec;
 
+use super::ledger::Ledger;
 use super::slab::Slab;
 use crate::units::SlabNo;
 
@@ -56,11 +57,12 @@ type Members = SmallVec<[SlabNo; MEMBERS]>;
 pub struct Parity {
     pub stripes: Stripes,
     pub cold: Cold,
+    pub ledger: Ledger,
 }
 
 impl Parity {
     pub fn new() -> Parity {
-        Parity { stripes: Stripes::new(), cold: Cold::default() }
+        Parity { stripes: Stripes::new(), cold: Cold::default(), ledger: Ledger::default() }
     }
 }
 

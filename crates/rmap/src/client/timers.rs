@@ -17,7 +17,7 @@ impl Client {
             .chain(self.pool.map.watch_due())
             .chain(self.redundancy.reservations.due())
             .chain(self.redundancy.vacating.due())
-            .chain(self.cold_due())
+            .chain(self.parity.cold_due(&self.pool))
             .chain(self.pool.map.follow_due())
             .chain(self.pool.overdue_at(now))
             .chain(self.redundancy.repairs.due())
@@ -30,7 +30,7 @@ impl Client {
     pub fn on_timeout(&mut self, now: Time) {
         self.pool.map.mark_timed(now);
         self.poll_scrub(now);
-        self.watch_sealed(now);
+        self.pool.watch_sealed(&self.parity, now);
         self.poll_reservations(now);
         self.poll_vacating(now);
         self.poll_cold(now);

@@ -4,6 +4,8 @@ use super::Client;
 use super::exchange::{Exchange, Role};
 use super::transfer::Instruction;
 use crate::client::index::PeerIndex;
+use crate::client::parity::Parity;
+use crate::client::pool::Pool;
 use crate::transmit::Transmit;
 use crate::units::{Class, Time};
 use crate::wire::message::{Op, Pressure};
@@ -17,20 +19,9 @@ const RELIEF_PERCENT: u64 = 60;
 const DISSOLVE_PERCENT: u64 = 90;
 
 impl Client {
-    /// What new copies may use of the link, in bytes a second.
-    pub(super) fn rebuild_rate(&self) -> u64 {
-        let relieves = self.pool.sessions.peers.iter().any(|peer| peer.pressure() >= Pressure::Orange);
-        let percent = match (self.parity.cold.is_any_dissolving(), relieves) {
-            (true, _) => DISSOLVE_PERCENT,
-            (_, true) => RELIEF_PERCENT,
-            _ => REBUILD_PERCENT,
-        };
-        self.pool.config.link_bytes_per_second / 100 * percent
-    }
-
     /// The next thing to send, appended to `out`.
     pub fn poll_transmit(&mut self, now: Time, out: &mut Vec<u8>) -> Option<Transmit> {
-        let rate = self.rebuild_rate();
+        let rate = self.pool.rebuild_rate(&self.parity);
         self.redundancy.repairs.earn(now, rate);
         for peer in self.pool.sessions.peers.in_turn() {
             if let Some(transmit) = self.transmit_to(now, peer, out) {
@@ -53,7 +44,7 @@ impl Client {
             self.redundancy.repairs.spend_page();
         }
         self.pool.sessions.exchanges.send(now, id);
-        let instruction = self.instruction(role, space, page, version);
+        let instruction = self.pool.instruction(&self.parity, role, space, page, version);
         let payload: &[u8] = match (op, role) {
             (Op::Write, Role::Write { op }) => self.ops.sealed(op),
             (Op::Write, Role::CopyWrite { copy }) => self.redundancy.copies.buffer(copy),
@@ -61,5 +52,18 @@ impl Client {
         };
         let about = (self.pool.map.spaces[space].id, self.pool.map.spaces[space].generation);
         self.pool.sessions.peers[peer_idx].send(now, &exchange, about, payload, &self.pool.sessions.exchanges, out)
+    }
+}
+
+impl Pool {
+    /// What new copies may use of the link, in bytes a second.
+    pub(super) fn rebuild_rate(&self, parity: &Parity) -> u64 {
+        let relieves = self.sessions.peers.iter().any(|peer| peer.pressure() >= Pressure::Orange);
+        let percent = match (parity.cold.is_any_dissolving(), relieves) {
+            (true, _) => DISSOLVE_PERCENT,
+            (_, true) => RELIEF_PERCENT,
+            _ => REBUILD_PERCENT,
+        };
+        self.config.link_bytes_per_second / 100 * percent
     }
 }

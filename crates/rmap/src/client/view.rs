@@ -50,7 +50,7 @@ impl Client {
     pub fn in_sync(&self, space: SpaceRef) -> (usize, usize) {
         let held = self.pool.map.spaces[space.0].slabs.enumerate().filter(|(_, slab)| !slab.entry.replicas.is_empty());
         held.fold((0, 0), |(whole, held), (number, slab)| {
-            let is_whole = slab.entry.replicas.len() >= self.wanted_copies(space.0, number);
+            let is_whole = slab.entry.replicas.len() >= self.parity.wanted_copies(&self.pool, space.0, number);
             (whole + usize::from(is_whole), held + 1)
         })
     }
@@ -111,7 +111,7 @@ impl Client {
             && self.confirms.is_idle()
             && self.redundancy.copies.is_idle()
             && self.parity.stripes.is_idle()
-            && self.is_ledger_idle()
+            && self.parity.is_ledger_idle(&self.pool)
             && self.pool.map.questions.is_empty()
     }
 

@@ -15,7 +15,7 @@ impl Client {
                 self.pool.map.agenda.begin((space, slab), &mut self.pool.map.spaces[space].slabs[slab].marks);
                 self.advance(now, space, slab);
                 self.pool.map.agenda.end();
-                self.wake_ledger(space, slab);
+                self.parity.wake_ledger(&self.pool, space, slab);
                 if !self.read_queue.is_empty() {
                     self.resume_slab(space, slab);
                 }

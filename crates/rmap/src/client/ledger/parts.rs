@@ -5,6 +5,7 @@ use super::{Ledger, OWN_WRITES_MAX, Table, decode, encode, slab_and_part, token}
 use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::map::Map;
 use crate::client::ops::{Kind, OWN_MAX, Operation, Stage};
+use crate::client::parity::Parity;
 use crate::client::parity::layout::VERSIONS_A_PAGE;
 use crate::client::pool::Pool;
 use crate::client::slab::Phase;
@@ -17,7 +18,7 @@ impl Client {
             let state = &mut self.pool.map.spaces[space].slabs[slab];
             state.make_table(&mut self.pool.map.tables);
             state.table = Table::Asked { next: 0, got: 0 };
-            self.ledger.reads.push(space, slab);
+            self.parity.ledger.reads.push(space, slab);
         }
     }
 
@@ -25,20 +26,13 @@ impl Client {
     pub(in crate::client) fn compare_table(&mut self, space: SpaceIndex, slab: SlabNo) {
         if self.may_begin_table(space, slab) {
             self.pool.map.spaces[space].slabs[slab].table = Table::Compared { next: 0, got: 0 };
-            self.ledger.reads.push(space, slab);
+            self.parity.ledger.reads.push(space, slab);
         }
-    }
-
-    pub(in crate::client) fn write_table(&mut self, space: SpaceIndex, slab: SlabNo) {
-        self.pool.map.spaces[space].slabs[slab].table = Table::Written { next: 0, done: 0 };
-        // One that an earlier making left waits for a server, maybe.
-        self.ledger.writes.forget_slab(space, slab);
-        self.ledger.writes.push(space, slab);
     }
 
     /// What was begun for a slab before has to end first, or a page of it would count twice. Its end brings the slab up again.
     fn may_begin_table(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        self.ledger.reads.forget_pages(space, slab);
+        self.parity.ledger.reads.forget_pages(space, slab);
         !self.any_own(space, slab, |op| op.stage != Stage::Lingering)
     }
 
@@ -62,20 +56,20 @@ impl Client {
     }
 
     fn begin_next_read(&mut self) -> bool {
-        while let Some(turn) = self.ledger.reads.first() {
+        while let Some(turn) = self.parity.ledger.reads.first() {
             let Turn { space, slab, again } = turn;
             let Some(part) = self.pool.map.part_to_read(turn) else {
-                self.ledger.reads.pop();
+                self.parity.ledger.reads.pop();
                 continue;
             };
             let page = self.pool.map.spaces[space].layout.table_page(slab, part);
             if !self.pool.is_at_hand(space, page) {
-                self.ledger.reads.put_off();
+                self.parity.ledger.reads.put_off();
                 continue;
             }
             match &mut self.pool.map.spaces[space].slabs[slab].table {
                 Table::Asked { next, .. } | Table::Compared { next, .. } if again.is_none() => *next += 1,
-                _ => self.ledger.reads.pop(),
+                _ => self.parity.ledger.reads.pop(),
             }
             self.begin_own_read(space, page, (token(slab, part), self.pool.now));
             return true;
@@ -87,14 +81,14 @@ impl Client {
         if self.ops.own_writes() >= OWN_WRITES_MAX {
             return false;
         }
-        while let Some(turn) = self.ledger.writes.first() {
+        while let Some(turn) = self.parity.ledger.writes.first() {
             let Turn { space, slab, .. } = turn;
             let Some((part, done)) = self.pool.map.part_to_write(turn) else {
-                self.ledger.writes.pop();
+                self.parity.ledger.writes.pop();
                 continue;
             };
             if !self.pool.is_at_hand(space, self.pool.map.spaces[space].layout.table_page(slab, part)) {
-                self.ledger.writes.put_off();
+                self.parity.ledger.writes.put_off();
                 continue;
             }
             let begun = self.write_part(space, slab, part);
@@ -105,14 +99,6 @@ impl Client {
         false
     }
 
-    /// A slab was looked at. If it is one of the ledger, and answers, whoever waits is looked at, too.
-    pub(in crate::client) fn wake_ledger(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let waits = self.ledger.reads.anyone_waits() || self.ledger.writes.anyone_waits();
-        if waits && self.pool.map.spaces[space].layout.is_ledger(slab) && self.pool.is_slab_at_hand(space, slab) {
-            self.ledger.wake();
-        }
-    }
-
     /// Nobody answers a read of the ledger now: others have its slot, and its page waits.
     pub(in crate::client) fn put_back(&mut self, op: OpIndex) {
         let Operation { space, token, .. } = *self.ops.peek(op);
@@ -120,7 +106,7 @@ impl Client {
         self.drop_exchanges(op);
         self.ops.leave(op);
         if self.pool.map.part_to_read(Turn { space, slab, again: Some(part) }).is_some() {
-            self.ledger.reads.push_waiting(space, slab, part);
+            self.parity.ledger.reads.push_waiting(space, slab, part);
         } else {
             // Whoever begins anew waits for its end.
             self.pool.map.mark_group(space, slab);
@@ -137,18 +123,6 @@ impl Client {
         for op in self.ops.select(|op| begun(op) && fits(op)) {
             self.put_back(op);
         }
-    }
-
-    #[cfg(test)]
-    pub(in crate::client) fn ledger_line(&self) -> impl Iterator<Item = Turn> {
-        self.ledger.reads.iter()
-    }
-
-    /// Whether no part of the ledger is to be read or written.
-    pub(in crate::client) fn is_ledger_idle(&self) -> bool {
-        let Ledger { reads, writes } = &self.ledger;
-        !reads.iter().any(|turn| self.pool.map.part_to_read(turn).is_some())
-            && !writes.iter().any(|turn| self.pool.map.part_to_write(turn).is_some())
     }
 
     fn write_part(&mut self, space: SpaceIndex, slab: SlabNo, part: usize) -> bool {
@@ -222,6 +196,35 @@ impl Client {
         if let Some(op) = self.ops.begin_own(Kind::Read, space, page, Class::Demand, asked) {
             self.try_op(op);
         }
+    }
+}
+
+impl Parity {
+    pub(in crate::client) fn write_table(&mut self, pool: &mut Pool, space: SpaceIndex, slab: SlabNo) {
+        pool.map.spaces[space].slabs[slab].table = Table::Written { next: 0, done: 0 };
+        // One that an earlier making left waits for a server, maybe.
+        self.ledger.writes.forget_slab(space, slab);
+        self.ledger.writes.push(space, slab);
+    }
+
+    /// A slab was looked at. If it is one of the ledger, and answers, whoever waits is looked at, too.
+    pub(in crate::client) fn wake_ledger(&mut self, pool: &Pool, space: SpaceIndex, slab: SlabNo) {
+        let waits = self.ledger.reads.anyone_waits() || self.ledger.writes.anyone_waits();
+        if waits && pool.map.spaces[space].layout.is_ledger(slab) && pool.is_slab_at_hand(space, slab) {
+            self.ledger.wake();
+        }
+    }
+
+    #[cfg(test)]
+    pub(in crate::client) fn ledger_line(&self) -> impl Iterator<Item = Turn> {
+        self.ledger.reads.iter()
+    }
+
+    /// Whether no part of the ledger is to be read or written.
+    pub(in crate::client) fn is_ledger_idle(&self, pool: &Pool) -> bool {
+        let Ledger { reads, writes } = &self.ledger;
+        !reads.iter().any(|turn| pool.map.part_to_read(turn).is_some())
+            && !writes.iter().any(|turn| pool.map.part_to_write(turn).is_some())
     }
 }
 

@@ -66,13 +66,15 @@ impl Client {
             }
             Phase::Granting(_) => self.advance_granting(now, space, slab),
             Phase::Opening(_) => self.advance_opening(now, space, slab),
-            Phase::Open if self.pool.map.spaces[space].tenure == Tenure::Reader => self.look_after(space, slab),
+            Phase::Open if self.pool.map.spaces[space].tenure == Tenure::Reader => {
+                self.pool.look_after(&self.parity, space, slab)
+            }
             Phase::Open => self.advance_open(now, space, slab),
             Phase::Leaving => self.wait_for_map(space, slab),
             Phase::Followed => {}
             Phase::Lost => {
                 self.fail_ops(space, Some(slab), Failure::Lost);
-                self.look_after_if_reader(space, slab);
+                self.pool.look_after_if_reader(&self.parity, space, slab);
             }
         }
     }
@@ -129,7 +131,7 @@ impl Client {
         else {
             return;
         };
-        let copies = self.wanted_copies(space, slab);
+        let copies = self.parity.wanted_copies(&self.pool, space, slab);
         let silent = |c: &Candidate| self.pool.sessions.peers[c.peer].is_down() && c.step != GrantStep::Granted;
         let asked_in_vain: SmallVec<[Candidate; COPIES_MAX]> =
             candidates.asked.iter().filter(|c| silent(c) && c.step == GrantStep::Asked).copied().collect();
@@ -224,7 +226,7 @@ impl Client {
                 repair.granted(&mut self.pool.map.tables);
             } else {
                 self.end_repair(space, slab);
-                self.has_refused(space, slab, peer);
+                self.parity.has_refused(&mut self.pool, space, slab, peer);
             }
         }
     }

@@ -5,6 +5,7 @@ use super::{LEDGER_COPIES, Members, ParityView};
 use crate::client::index::{GroupIndex, SpaceIndex};
 use crate::client::ledger::Table;
 use crate::client::map::Map;
+use crate::client::parity::Parity;
 use crate::client::pool::Pool;
 use crate::client::sealed::Tenure;
 use crate::client::slab::{Phase, Slab};
@@ -61,18 +62,6 @@ impl Client {
         self.pool.map.spaces[space.0].layout.groups().filter(|group| self.pool.map.has_parity(space.0, *group)).count()
     }
 
-    /// How many copies a slab is to have.
-    pub(in crate::client) fn wanted_copies(&self, space: SpaceIndex, slab: SlabNo) -> usize {
-        let state = &self.pool.map.spaces[space];
-        if state.layout.is_ledger(slab) {
-            return LEDGER_COPIES;
-        }
-        let is_dissolved = self.is_dissolving(space, slab) && !state.layout.is_parity(slab);
-        let is_single =
-            self.pool.map.is_grouped(space, slab) && !is_dissolved || self.pool.map.is_followed_group(space, slab);
-        if is_single { 1 } else { state.copies }
-    }
-
     /// What does not belong to any one slab. `true` if slabs have to be looked at again.
     pub(in crate::client) fn maintain_parity(&mut self) -> bool {
         if self.parity.stripes.has_turn() {
@@ -116,7 +105,7 @@ impl Client {
         let others_gone =
             self.pool.map.other_columns(space, slab).any(|column| is_lost(&self.pool.map.spaces[space].slabs[column]));
         if owns && self.pool.map.is_worthless(space, group) {
-            self.dissolve(space, group);
+            self.parity.dissolve(&mut self.pool, space, group);
         }
         // Of one that is not open, too: it may never be, where others of the group are lost, and these wait for what is known of it.
         self.pool.check_copies(space, slab);
@@ -135,7 +124,7 @@ impl Client {
             return by_ledger;
         }
         let is_open = matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Open);
-        if layout.is_parity(slab) && !is_open && self.is_dissolving(space, slab) {
+        if layout.is_parity(slab) && !is_open && self.parity.is_dissolving(&self.pool, space, slab) {
             // Nobody may ever need to read it.
             let doubt = self.pool.map.spaces[space].slabs[slab].doubt.take();
             self.part_group(now, (space, group), doubt);
@@ -165,7 +154,7 @@ impl Client {
         self.pool.stats.slabs_lost += u64::from(owns && is_new && !self.pool.map.spaces[space].layout.is_parity(slab));
         self.pool.map.spaces[space].slabs[slab].phase = Phase::Lost;
         self.fail_ops(space, Some(slab), failure);
-        self.look_after_if_reader(space, slab);
+        self.pool.look_after_if_reader(&self.parity, space, slab);
     }
 
     /// By what the ledger says of it. `false`: there is no ledger any more, and its copy has to say it.
@@ -199,15 +188,30 @@ impl Client {
     pub(super) fn maintain_column(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         self.retry_reads(space, slab);
         if self.pool.map.spaces[space].tenure == Tenure::Reader {
-            self.look_after(space, slab);
+            self.pool.look_after(&self.parity, space, slab);
         } else {
             self.keep_column(now, space, slab);
         }
     }
+}
 
-    pub(in crate::client) fn look_after_if_reader(&mut self, space: SpaceIndex, slab: SlabNo) {
-        if self.pool.map.spaces[space].tenure == Tenure::Reader {
-            self.look_after(space, slab);
+impl Parity {
+    /// How many copies a slab is to have.
+    pub(in crate::client) fn wanted_copies(&self, pool: &Pool, space: SpaceIndex, slab: SlabNo) -> usize {
+        let state = &pool.map.spaces[space];
+        if state.layout.is_ledger(slab) {
+            return LEDGER_COPIES;
+        }
+        let is_dissolved = self.is_dissolving(pool, space, slab) && !state.layout.is_parity(slab);
+        let is_single = pool.map.is_grouped(space, slab) && !is_dissolved || pool.map.is_followed_group(space, slab);
+        if is_single { 1 } else { state.copies }
+    }
+}
+
+impl Pool {
+    pub(in crate::client) fn look_after_if_reader(&mut self, parity: &Parity, space: SpaceIndex, slab: SlabNo) {
+        if self.map.spaces[space].tenure == Tenure::Reader {
+            self.look_after(parity, space, slab);
         }
     }
 }

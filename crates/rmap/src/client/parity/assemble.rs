@@ -6,6 +6,7 @@ use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{CopyIndex, GroupIndex, OpIndex, PeerIndex, SpaceIndex, StripeIndex};
 use crate::client::map::Map;
 use crate::client::ops::{Kind, Operation, Stage};
+use crate::client::parity::Parity;
 use crate::client::peer::PeerSet;
 use crate::client::pool::Pool;
 use crate::client::slab::{Phase, Space};
@@ -14,32 +15,6 @@ use crate::units::{Class, PAGE_SIZE, SEALED_SIZE, SlabNo};
 use crate::wire::message::{Op as Wire, Status};
 
 impl Client {
-    fn begin_stripe(&mut self, stripe: StripeIndex, job: Job, sources: &Sources, class: Class) -> bool {
-        let left = sources.iter().flatten().count();
-        if left == 0 {
-            return false;
-        }
-        self.parity.stripes.begin(stripe, job, left);
-        for Source { peer, page, version } in sources.iter().flatten().copied() {
-            let (role, op, space) = (Role::Strip { stripe }, Wire::Read, job.space);
-            if !self.pool.ask(Request { role, peer, op, class, space, page, version }) {
-                self.end_stripe(stripe);
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Ends a stripe with all that it asked.
-    fn end_stripe(&mut self, stripe: StripeIndex) -> Option<Job> {
-        let job = self.parity.stripes.end(stripe)?;
-        while let Some(exchange) = self.pool.sessions.exchanges.find(|exchange| exchange.role == Role::Strip { stripe })
-        {
-            self.pool.sessions.end_exchange(exchange.id);
-        }
-        Some(job)
-    }
-
     /// Asks for a page of a group that has parity: its own copy, if that can be asked, else those that it can be put together
     /// from. Where neither can be, the read waits for a server or for another map.
     pub(in crate::client) fn ask_group(&mut self, op: OpIndex, slab: SlabNo) {
@@ -106,7 +81,7 @@ impl Client {
         let free = self.parity.stripes.free_for_read();
         let begun = free.zip(self.pool.sources(space, slab, index)).is_some_and(|(stripe, sources)| {
             let job = Job { purpose: Purpose::Read { op }, space, slab, index, version };
-            self.begin_stripe(stripe, job, &sources, class)
+            self.parity.begin_stripe(&mut self.pool, stripe, job, &sources, class)
         });
         if begun {
             self.ops.get(op).exchanges += 1;
@@ -132,7 +107,9 @@ impl Client {
         }
         let job = Job { purpose: Purpose::Copy { copy }, space, slab, index, version };
         let sources = self.pool.sources(space, slab, index);
-        sources.is_some_and(|sources| self.begin_stripe(Stripes::of_copy(copy), job, &sources, Class::Rebuild))
+        sources.is_some_and(|sources| {
+            self.parity.begin_stripe(&mut self.pool, Stripes::of_copy(copy), job, &sources, Class::Rebuild)
+        })
     }
 
     /// Reads that can be put together now.
@@ -157,7 +134,7 @@ impl Client {
     /// No answer is wanted any more to a read.
     pub(in crate::client) fn drop_stripe(&mut self, op: OpIndex) {
         if let Some(stripe) = self.parity.stripes.of_read(op)
-            && self.end_stripe(stripe).is_some()
+            && self.parity.end_stripe(&mut self.pool, stripe).is_some()
         {
             self.op_exchange_ended(op);
         }
@@ -165,7 +142,7 @@ impl Client {
 
     /// Servers fell silent, or a copy is none any more: what was asked there does not come.
     pub(in crate::client) fn stripe_interrupted(&mut self, stripe: StripeIndex) {
-        let Some(job) = self.end_stripe(stripe) else { return };
+        let Some(job) = self.parity.end_stripe(&mut self.pool, stripe) else { return };
         match job.purpose {
             Purpose::Read { op } => {
                 self.op_exchange_ended(op);
@@ -199,7 +176,7 @@ impl Client {
     fn end_copies_where(&mut self, ends: impl Fn(Copy) -> bool) {
         for copy in self.redundancy.copies.indices() {
             if self.redundancy.copies.get(copy).is_some_and(&ends) {
-                self.end_stripe(Stripes::of_copy(copy));
+                self.parity.end_stripe(&mut self.pool, Stripes::of_copy(copy));
                 let ours = |role| role == Role::CopyRead { copy } || role == Role::CopyWrite { copy };
                 while let Some(exchange) = self.pool.sessions.exchanges.find(|exchange| ours(exchange.role)) {
                     self.pool.sessions.end_exchange(exchange.id);
@@ -258,7 +235,7 @@ impl Client {
         match purpose {
             Purpose::Read { op } => {
                 let opened = key.open(page, version, self.parity.stripes.sum(stripe), self.ops.content(op));
-                self.end_stripe(stripe);
+                self.parity.end_stripe(&mut self.pool, stripe);
                 self.op_exchange_ended(op);
                 self.pool.stats.degraded += u64::from(opened.is_ok());
                 self.pool.stats.bad_pages += u64::from(opened.is_err());
@@ -272,7 +249,7 @@ impl Client {
                     return self.stripe_is_bad(stripe);
                 }
                 self.redundancy.copies.buffer(copy).copy_from_slice(self.parity.stripes.sum(stripe));
-                self.end_stripe(stripe);
+                self.parity.end_stripe(&mut self.pool, stripe);
                 self.copy_was_read(copy, version);
             }
         }
@@ -280,7 +257,7 @@ impl Client {
 
     /// Something of it is not what was sealed, at the only copy that there is.
     fn stripe_is_bad(&mut self, stripe: StripeIndex) {
-        let Some(Job { purpose, space, slab, .. }) = self.end_stripe(stripe) else { return };
+        let Some(Job { purpose, space, slab, .. }) = self.parity.end_stripe(&mut self.pool, stripe) else { return };
         match purpose {
             Purpose::Read { op } => {
                 self.op_exchange_ended(op);
@@ -293,6 +270,40 @@ impl Client {
                 self.copy_failed(copy);
             }
         }
+    }
+}
+
+impl Parity {
+    fn begin_stripe(
+        &mut self,
+        pool: &mut Pool,
+        stripe: StripeIndex,
+        job: Job,
+        sources: &Sources,
+        class: Class,
+    ) -> bool {
+        let left = sources.iter().flatten().count();
+        if left == 0 {
+            return false;
+        }
+        self.stripes.begin(stripe, job, left);
+        for Source { peer, page, version } in sources.iter().flatten().copied() {
+            let (role, op, space) = (Role::Strip { stripe }, Wire::Read, job.space);
+            if !pool.ask(Request { role, peer, op, class, space, page, version }) {
+                self.end_stripe(pool, stripe);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends a stripe with all that it asked.
+    fn end_stripe(&mut self, pool: &mut Pool, stripe: StripeIndex) -> Option<Job> {
+        let job = self.stripes.end(stripe)?;
+        while let Some(exchange) = pool.sessions.exchanges.find(|exchange| exchange.role == Role::Strip { stripe }) {
+            pool.sessions.end_exchange(exchange.id);
+        }
+        Some(job)
     }
 }
 

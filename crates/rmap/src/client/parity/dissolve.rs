@@ -25,6 +25,7 @@ use super::Members;
 use super::cold::Course;
 use crate::client::index::{GroupIndex, OpIndex, PeerIndex, SpaceIndex};
 use crate::client::map::Map;
+use crate::client::parity::Parity;
 use crate::client::pool::Pool;
 use crate::client::sessions::Sessions;
 use crate::control::MapEntry;
@@ -41,11 +42,6 @@ enum Footing {
 }
 
 impl Client {
-    pub(super) fn is_dissolving(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let group = self.pool.map.spaces[space].layout.group(slab);
-        group.is_some_and(|group| self.parity.cold.course(space, group) == Course::Dissolving)
-    }
-
     /// A write is about to begin. `true` if it has to wait until its group has no parity.
     pub(in super::super) fn waits_for_group(&mut self, op: OpIndex, slab: SlabNo) -> bool {
         let space = self.ops.peek(op).space;
@@ -54,28 +50,9 @@ impl Client {
         if !self.pool.map.is_frozen(space, group) || self.pool.has(Fault::WritesToFrozen) {
             return false;
         }
-        self.dissolve(space, group);
+        self.parity.dissolve(&mut self.pool, space, group);
         self.pool.map.mark_group(space, slab);
         true
-    }
-
-    /// Has the parity of a group leave.
-    pub(in super::super) fn dissolve(&mut self, space: SpaceIndex, group: GroupIndex) {
-        let parity = self.pool.map.spaces[space].layout.parity(group);
-        if self.parity.cold.begin_dissolving(space, group) {
-            // What its move waited for was asked for earlier than what is asked now.
-            if let Some(parity) = self.pool.map.spaces[space].slabs.get_mut(parity) {
-                parity.doubt = None;
-            }
-            self.pool.map.mark_group(space, parity);
-        }
-    }
-
-    /// Has the parity of the group of a slab leave.
-    pub(in super::super) fn dissolve_for(&mut self, space: SpaceIndex, slab: SlabNo) {
-        if let Some(group) = self.pool.map.spaces[space].layout.group(slab) {
-            self.dissolve(space, group);
-        }
     }
 
     /// A slab is not what it was: its group is not cold, and parity of it that is being made would be wrong.
@@ -89,10 +66,12 @@ impl Client {
 
     /// What a member of a group that is being dissolved needs next.
     pub(super) fn dissolve_column(&mut self, space: SpaceIndex, slab: SlabNo, here: PeerSet) {
-        let (copies, refused) =
-            (self.pool.sessions.peers_of(&self.pool.map.spaces[space].slabs[slab].entry), self.refused(space, slab));
+        let (copies, refused) = (
+            self.pool.sessions.peers_of(&self.pool.map.spaces[space].slabs[slab].entry),
+            self.parity.refused(&self.pool, space, slab),
+        );
         let taken = copies.union(refused);
-        let is_short = copies.len() < self.wanted_copies(space, slab);
+        let is_short = copies.len() < self.parity.wanted_copies(&self.pool, space, slab);
         // One that is stuck goes on with what it has.
         let is_stuck = self.pool.map.spaces[space].slabs[slab].is_stuck;
         let can_be_made = !is_stuck && (!here.is_empty() || self.pool.can_reconstruct(space, slab));
@@ -123,28 +102,10 @@ impl Client {
         self.pool.map.mark(space, slab);
     }
 
-    /// What was being made anew is not any more: those that wait for their turn, or for what comes first, look again.
-    pub(in super::super) fn mark_dissolving(&mut self) {
-        if !self.parity.cold.is_any_dissolving() {
-            return;
-        }
-        for space in self.pool.map.spaces.indices() {
-            for group in self.parity.cold.groups_of(space) {
-                if self.parity.cold.course(space, group) == Course::Dissolving {
-                    self.pool.map.mark_group(space, self.pool.map.spaces[space].layout.parity(group));
-                }
-            }
-        }
-    }
-
-    fn refused(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        let group = self.pool.map.spaces[space].layout.group(slab);
-        group.map(|group| self.parity.cold.refused(space, group)).unwrap_or_default()
-    }
-
     /// Somebody waits: these have a share of their own of what is made anew at a time.
     fn has_turn(&self) -> bool {
-        let dissolving = self.redundancy.repairs.iter().filter(|(space, slab)| self.is_dissolving(*space, *slab));
+        let dissolving =
+            self.redundancy.repairs.iter().filter(|(space, slab)| self.parity.is_dissolving(&self.pool, *space, *slab));
         dissolving.count() < REPAIRS_MAX
     }
 
@@ -154,7 +115,7 @@ impl Client {
             .pool
             .sessions
             .peers_of(&self.pool.map.spaces[space].slabs[slab].entry)
-            .union(self.refused(space, slab));
+            .union(self.parity.refused(&self.pool, space, slab));
         self.pool.sessions.peers.indices().filter(|peer| !taken.has(*peer)).any(|peer| {
             let server = &self.pool.sessions.peers[peer];
             let keeps = server.keeps_promises() && self.room_kept(space, peer) > 0;
@@ -182,7 +143,7 @@ impl Client {
             let has_no_room = || self.pool.can_reconstruct(space, slab) && !self.has_room(space, slab, true);
             return if is_silent && !state.is_stuck && has_no_room() { Footing::Gone } else { Footing::Waits };
         }
-        if !here.is_empty() && (state.is_stuck || copies.len() >= self.wanted_copies(space, slab)) {
+        if !here.is_empty() && (state.is_stuck || copies.len() >= self.parity.wanted_copies(&self.pool, space, slab)) {
             return Footing::Firm;
         }
         if !here.is_empty() {
@@ -246,14 +207,6 @@ impl Client {
         }
     }
 
-    /// A server has no room for a slab that is to be made.
-    pub(in super::super) fn has_refused(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
-        if let Some(group) = self.pool.map.spaces[space].layout.group(slab) {
-            self.parity.cold.refuse(space, group, peer);
-        }
-        self.mark_dissolving();
-    }
-
     /// The map says something else of a group's parity.
     pub(in super::super) fn parity_changed(&mut self, space: SpaceIndex, parity: SlabNo) {
         let layout = self.pool.map.spaces[space].layout;
@@ -286,24 +239,77 @@ impl Client {
             self.pool.map.mark(space, slab);
         }
     }
+}
+
+impl Parity {
+    pub(super) fn is_dissolving(&self, pool: &Pool, space: SpaceIndex, slab: SlabNo) -> bool {
+        let group = pool.map.spaces[space].layout.group(slab);
+        group.is_some_and(|group| self.cold.course(space, group) == Course::Dissolving)
+    }
+
+    /// Has the parity of a group leave.
+    pub(in super::super) fn dissolve(&mut self, pool: &mut Pool, space: SpaceIndex, group: GroupIndex) {
+        let parity = pool.map.spaces[space].layout.parity(group);
+        if self.cold.begin_dissolving(space, group) {
+            // What its move waited for was asked for earlier than what is asked now.
+            if let Some(parity) = pool.map.spaces[space].slabs.get_mut(parity) {
+                parity.doubt = None;
+            }
+            pool.map.mark_group(space, parity);
+        }
+    }
+
+    /// Has the parity of the group of a slab leave.
+    pub(in super::super) fn dissolve_for(&mut self, pool: &mut Pool, space: SpaceIndex, slab: SlabNo) {
+        if let Some(group) = pool.map.spaces[space].layout.group(slab) {
+            self.dissolve(pool, space, group);
+        }
+    }
+
+    /// What was being made anew is not any more: those that wait for their turn, or for what comes first, look again.
+    pub(in super::super) fn mark_dissolving(&self, pool: &mut Pool) {
+        if !self.cold.is_any_dissolving() {
+            return;
+        }
+        for space in pool.map.spaces.indices() {
+            for group in self.cold.groups_of(space) {
+                if self.cold.course(space, group) == Course::Dissolving {
+                    pool.map.mark_group(space, pool.map.spaces[space].layout.parity(group));
+                }
+            }
+        }
+    }
+
+    fn refused(&self, pool: &Pool, space: SpaceIndex, slab: SlabNo) -> PeerSet {
+        let group = pool.map.spaces[space].layout.group(slab);
+        group.map(|group| self.cold.refused(space, group)).unwrap_or_default()
+    }
+
+    /// A server has no room for a slab that is to be made.
+    pub(in super::super) fn has_refused(&mut self, pool: &mut Pool, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
+        if let Some(group) = pool.map.spaces[space].layout.group(slab) {
+            self.cold.refuse(space, group, peer);
+        }
+        self.mark_dissolving(pool);
+    }
 
     /// Another owner has the space, or it is being removed: its groups are nothing to this one.
     pub(in super::super) fn forget_groups(&mut self, space: SpaceIndex) {
-        self.parity.cold.forget(space);
+        self.cold.forget(space);
     }
 
     /// A space is being removed: each of its slabs is what its copies are, and nothing is made of others.
-    pub(in super::super) fn forget_parity(&mut self, space: SpaceIndex) {
-        if std::mem::replace(&mut self.pool.map.spaces[space].is_removed, true) {
+    pub(in super::super) fn forget_parity(&mut self, pool: &mut Pool, space: SpaceIndex) {
+        if std::mem::replace(&mut pool.map.spaces[space].is_removed, true) {
             return;
         }
         self.forget_groups(space);
-        for slab in self.pool.map.spaces[space].slabs.indices() {
-            let state = &mut self.pool.map.spaces[space].slabs[slab];
+        for slab in pool.map.spaces[space].slabs.indices() {
+            let state = &mut pool.map.spaces[space].slabs[slab];
             if matches!(state.phase, Phase::Lost) && !state.entry.replicas.is_empty() {
                 state.phase = Phase::Opening(Vec::new());
             }
-            self.pool.map.mark(space, slab);
+            pool.map.mark(space, slab);
         }
     }
 }

@@ -29,7 +29,7 @@ impl Client {
         for slab in &members {
             match self.pool.map.spaces[space].slabs[*slab].table {
                 Table::Known | Table::Compared { .. } | Table::Written { .. } | Table::Refused => {}
-                Table::Wanting => self.write_table(space, *slab),
+                Table::Wanting => self.parity.write_table(&mut self.pool, space, *slab),
                 _ => self.compare_table(space, *slab),
             }
         }
@@ -51,7 +51,7 @@ impl Client {
         if self.pool.map.is_changing(space, slab) {
             return;
         }
-        let is_dissolving = self.is_dissolving(space, slab);
+        let is_dissolving = self.parity.is_dissolving(&self.pool, space, slab);
         let unheard = |slab: SlabNo| self.pool.has_unheard_copy(space, slab);
         // Where all get copies of their own again, none depends on where the others are.
         if unheard(slab) || !is_dissolving && self.pool.map.other_columns(space, slab).any(unheard) {

@@ -9,6 +9,7 @@ use crate::client::ledger::Table;
 use crate::client::map::Map;
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::outcome::COPIES_MAX;
+use crate::client::parity::Parity;
 use crate::client::parity::{LEDGER_COPIES, Members};
 use crate::client::peer::PeerSet;
 use crate::client::pool::Pool;
@@ -24,11 +25,6 @@ impl Client {
         self.parity.cold.reset();
         self.pool.map.spaces.indices().for_each(|space| self.pool.expect_parity(space));
         self.make_room();
-    }
-
-    /// When groups are to be looked at next.
-    pub(in crate::client) fn cold_due(&self) -> Option<Time> {
-        self.pool.config.parity_after.and(self.parity.cold.due())
     }
 
     /// Begins with groups that are cold by now, and looks at those that are not done.
@@ -142,7 +138,7 @@ impl Client {
                 Table::Known | Table::Written { .. } => {}
                 // What an earlier making began has to end first: what the ledger has would be either.
                 _ if self.has_own(space, slab) => {}
-                _ => self.write_table(space, slab),
+                _ => self.parity.write_table(&mut self.pool, space, slab),
             }
         }
         let is_known = |slab: &SlabNo| self.pool.map.spaces[space].slabs[*slab].table == Table::Known;
@@ -163,6 +159,13 @@ impl Client {
         state.epoch = epoch.unwrap_or(state.epoch);
         self.pool.map.tables.give_back(std::mem::take(&mut state.versions).into());
         self.pool.map.forget_tables(space, group);
+    }
+}
+
+impl Parity {
+    /// When groups are to be looked at next.
+    pub(in crate::client) fn cold_due(&self, pool: &Pool) -> Option<Time> {
+        pool.config.parity_after.and(self.cold.due())
     }
 }
 

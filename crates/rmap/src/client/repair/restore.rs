@@ -70,7 +70,7 @@ impl Client {
     fn begin_repair(&mut self, space: SpaceIndex, slab: SlabNo, here: PeerSet) {
         let copies = self.pool.sessions.peers_of(&self.pool.map.spaces[space].slabs[slab].entry);
         let replaces = here.iter().find(|peer| self.pool.sessions.peers[*peer].wants_relief());
-        let missing = copies.len() < self.wanted_copies(space, slab);
+        let missing = copies.len() < self.parity.wanted_copies(&self.pool, space, slab);
         let state = &self.pool.map.spaces[space].slabs[slab];
         let is_stuck = state.is_stuck || !state.disputed.is_empty();
         if here.is_empty() || is_stuck || !(missing || replaces.is_some()) {
@@ -194,7 +194,7 @@ impl Client {
         if repair.step != Step::Fencing {
             self.pool.sessions.release(space, slab, repair.peer, repair.grant);
         }
-        self.mark_dissolving();
+        self.parity.mark_dissolving(&mut self.pool);
         // Nothing waits for it any more.
         let size = self.pool.map.size;
         let of_slab = |page| size.slab(page) == Some(slab);

@@ -10,6 +10,7 @@ use crate::client::ledger::Table;
 use crate::client::map::Map;
 use crate::client::open::{ListStep, Listing};
 use crate::client::ops::{Kind, Stage};
+use crate::client::parity::Parity;
 use crate::client::peer::PeerSet;
 use crate::client::pool::Pool;
 use crate::client::slab::{Phase, Slab};
@@ -18,30 +19,6 @@ use crate::control::{ControlRequest, MapEntry, Today};
 use crate::units::{Generation, SlabNo, Time, Version};
 
 impl Client {
-    /// Looks at the maps that it is time for.
-    pub(in crate::client) fn watch_sealed(&mut self, now: Time) {
-        self.pool.map.watched.retain(|space| self.pool.map.spaces[*space].watch.is_some());
-        for at in 0..self.pool.map.watched.len() {
-            let space = self.pool.map.watched[at];
-            let Some(watch) = self.pool.map.spaces[space].watch else { continue };
-            if watch.is_looking || now < watch.look_at {
-                continue;
-            }
-            let state = &self.pool.map.spaces[space];
-            let (id, generation) = (state.id, state.generation);
-            let nobody = now.since(watch.unchanged_since) >= watch.patience && !state.is_stale;
-            let is_asked = state.wants_parity && !state.is_stale;
-            let keeps = is_asked || nobody && self.can_improve(space);
-            let request = if state.tenure == Tenure::Reader && keeps {
-                ControlRequest::Keep { space: id, generation }
-            } else {
-                ControlRequest::Look { space: id }
-            };
-            self.pool.map.spaces[space].watch = Some(Watch { is_looking: true, ..watch });
-            self.pool.map.ask_control(space, request);
-        }
-    }
-
     /// Another client keeps the space now: what this one knows is from before.
     pub(in crate::client) fn is_outdated(&mut self, space: SpaceIndex) {
         let state = &mut self.pool.map.spaces[space];
@@ -101,7 +78,7 @@ impl Client {
         self.pool.look_for_leftovers_of(space);
         if was_stale {
             self.pool.map.refuse_accused(now, space);
-            self.ledger.wake();
+            self.parity.ledger.wake();
             // What came meanwhile was not looked at, and what was asked of those who refuse is asked elsewhere.
             self.pool.map.mark_all_of(space);
             self.ask_again(space);
@@ -111,7 +88,7 @@ impl Client {
             }
         }
         let state = &self.pool.map.spaces[space];
-        let well = tenure == Tenure::Keeper || !(state.wants_parity || self.is_short(space));
+        let well = tenure == Tenure::Keeper || !(state.wants_parity || self.pool.is_short(&self.parity, space));
         let Some(mut watch) = self.pool.map.spaces[space].watch.take().filter(|_| !well) else { return };
         watch.is_looking = false;
         if newer {
@@ -157,7 +134,7 @@ impl Client {
 
     /// What was to be written beside the pages is the next keeper's to write.
     fn end_own_writes(&mut self, space: SpaceIndex) {
-        self.ledger.end_writes(space);
+        self.parity.ledger.end_writes(space);
         for op in self.ops.select(|op| op.space == space && matches!(op.kind, Kind::Write { .. })) {
             self.fail_op(op, Failure::Fenced);
         }
@@ -245,67 +222,91 @@ impl Client {
                 }
             }
         }
-        self.look_after(space, slab);
+        self.pool.look_after(&self.parity, space, slab);
+    }
+}
+
+impl Pool {
+    /// Looks at the maps that it is time for.
+    pub(in crate::client) fn watch_sealed(&mut self, parity: &Parity, now: Time) {
+        self.map.watched.retain(|space| self.map.spaces[*space].watch.is_some());
+        for at in 0..self.map.watched.len() {
+            let space = self.map.watched[at];
+            let Some(watch) = self.map.spaces[space].watch else { continue };
+            if watch.is_looking || now < watch.look_at {
+                continue;
+            }
+            let state = &self.map.spaces[space];
+            let (id, generation) = (state.id, state.generation);
+            let nobody = now.since(watch.unchanged_since) >= watch.patience && !state.is_stale;
+            let is_asked = state.wants_parity && !state.is_stale;
+            let keeps = is_asked || nobody && self.can_improve(parity, space);
+            let request = if state.tenure == Tenure::Reader && keeps {
+                ControlRequest::Keep { space: id, generation }
+            } else {
+                ControlRequest::Look { space: id }
+            };
+            self.map.spaces[space].watch = Some(Watch { is_looking: true, ..watch });
+            self.map.ask_control(space, request);
+        }
     }
 
     /// A reader's part of what an owner does for an open slab: it sees what is missing.
-    pub(in crate::client) fn look_after(&mut self, space: SpaceIndex, slab: SlabNo) {
-        if !self.is_slab_short(space, slab) {
+    pub(in crate::client) fn look_after(&mut self, parity: &Parity, space: SpaceIndex, slab: SlabNo) {
+        if !self.is_slab_short(parity, space, slab) {
             return;
         }
-        self.pool.begin_watch(space);
-        let nobody = self.pool.sound_copies(space, slab).iter().all(|peer| self.pool.sessions.peers[peer].is_down());
-        let soon = self.pool.now + LOOK_FIRST;
-        if let Some(watch) = self.pool.map.spaces[space].watch.as_mut().filter(|_| nobody) {
+        self.begin_watch(space);
+        let nobody = self.sound_copies(space, slab).iter().all(|peer| self.sessions.peers[peer].is_down());
+        let soon = self.now + LOOK_FIRST;
+        if let Some(watch) = self.map.spaces[space].watch.as_mut().filter(|_| nobody) {
             watch.look_at = watch.look_at.min(soon);
         }
     }
 
-    fn is_short(&self, space: SpaceIndex) -> bool {
-        self.pool.map.spaces[space].slabs.indices().any(|slab| self.is_slab_short(space, slab))
+    fn is_short(&self, parity: &Parity, space: SpaceIndex) -> bool {
+        self.map.spaces[space].slabs.indices().any(|slab| self.is_slab_short(parity, space, slab))
     }
 
-    fn is_slab_short(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let entry = &self.pool.map.spaces[space].slabs[slab].entry;
-        let copies = self.pool.sound_copies(space, slab);
-        let good = |peer: PeerIndex| {
-            !self.pool.sessions.peers[peer].is_down() && !self.pool.sessions.peers[peer].wants_relief()
-        };
+    fn is_slab_short(&self, parity: &Parity, space: SpaceIndex, slab: SlabNo) -> bool {
+        let entry = &self.map.spaces[space].slabs[slab].entry;
+        let copies = self.sound_copies(space, slab);
+        let good = |peer: PeerIndex| !self.sessions.peers[peer].is_down() && !self.sessions.peers[peer].wants_relief();
         // What is lost may be so because the space is being removed: that is worth to be known.
         entry.lost
             || !entry.replicas.is_empty()
-                && copies.iter().filter(|peer| good(*peer)).count() < self.wanted_copies(space, slab)
+                && copies.iter().filter(|peer| good(*peer)).count() < parity.wanted_copies(self, space, slab)
     }
 
     /// Whether a keeper could do something: make a copy of what is left, or say that nothing is. Not one that does not know
     /// all servers of the map: what is missing to it may be there.
-    fn can_improve(&self, space: SpaceIndex) -> bool {
-        let mut replicas = self.pool.map.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
-        if replicas.any(|replica| self.pool.sessions.peers.of(replica.server).is_none()) {
+    fn can_improve(&self, parity: &Parity, space: SpaceIndex) -> bool {
+        let mut replicas = self.map.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
+        if replicas.any(|replica| self.sessions.peers.of(replica.server).is_none()) {
             return false;
         }
-        self.pool.map.spaces[space].slabs.indices().filter(|slab| self.is_slab_short(space, *slab)).any(|slab| {
-            let Slab { entry, failed, behind, .. } = &self.pool.map.spaces[space].slabs[slab];
-            if self.pool.map.is_grouped(space, slab) {
-                return self.pool.can_improve_column(space, slab);
+        self.map.spaces[space].slabs.indices().filter(|slab| self.is_slab_short(parity, space, *slab)).any(|slab| {
+            let Slab { entry, failed, behind, .. } = &self.map.spaces[space].slabs[slab];
+            if self.map.is_grouped(space, slab) {
+                return self.can_improve_column(space, slab);
             }
             if entry.lost {
                 return false;
             }
-            let copies = self.pool.sessions.peers_of(entry);
-            let wanted = self.wanted_copies(space, slab);
-            let left = self.pool.sound_copies(space, slab);
-            let up = left.iter().filter(|peer| !self.pool.sessions.peers[*peer].is_down()).count();
+            let copies = self.sessions.peers_of(entry);
+            let wanted = parity.wanted_copies(self, space, slab);
+            let left = self.sound_copies(space, slab);
+            let up = left.iter().filter(|peer| !self.sessions.peers[*peer].is_down()).count();
             let takes = |peer: &PeerIndex| {
-                let server = &self.pool.sessions.peers[*peer];
+                let server = &self.sessions.peers[*peer];
                 !copies.has(*peer)
                     && server.can_lend()
-                    && (!server.has_overflow_disk() || self.pool.config.uses_overflow_disk)
+                    && (!server.has_overflow_disk() || self.config.uses_overflow_disk)
             };
-            let room = self.pool.sessions.peers.indices().any(|peer| takes(&peer));
+            let room = self.sessions.peers.indices().any(|peer| takes(&peer));
             // A copy that is bad where it is may be made anew in the same slot.
-            let again = failed.iter().any(|peer| self.pool.sessions.peers[peer].can_lend());
-            let again = again || behind.iter().any(|peer| self.pool.sessions.peers[peer].is_up());
+            let again = failed.iter().any(|peer| self.sessions.peers[peer].can_lend());
+            let again = again || behind.iter().any(|peer| self.sessions.peers[peer].is_up());
             left.is_empty() || (up > 0 && up <= wanted && (room || again))
         })
     }

@@ -131,8 +131,8 @@ impl Client {
             self.cancel(exchange.id);
         }
         self.redundancy.copies.end_all(space);
-        self.ledger.forget(space);
-        self.forget_groups(space);
+        self.parity.ledger.forget(space);
+        self.parity.forget_groups(space);
         for slab in self.pool.map.spaces[space].slabs.indices() {
             self.end_repair(space, slab);
         }

@@ -144,7 +144,7 @@ fn copies_leave_room_on_the_link() {
         assert_eq!(pool.write(page, 1), Ok(()));
     }
     pool.client.pool.config.link_bytes_per_second = LINK;
-    assert_eq!(pool.client.rebuild_rate(), LINK / 100 * 30);
+    assert_eq!(pool.client.pool.rebuild_rate(&pool.client.parity), LINK / 100 * 30);
     // Pages go through the client.
     pool.client.pool.sessions.peers.iter_mut().for_each(Peer::distrust);
     pool.client.pool.map.spaces[SpaceIndex(0)].copies = 2;

@@ -146,11 +146,11 @@ fn a_line_that_waits_begins_nothing() {
     take_over(&mut pool, ONE, SLABS * SLAB);
     pool.pass(2 * SILENCE);
     assert!(!pool.client.maintain_ledger());
-    pool.client.ledger.wake();
+    pool.client.parity.ledger.wake();
     assert!(!pool.client.maintain_ledger());
     // One that is somebody else's leaves nothing in line.
     pool.client.space_taken(pool.space.0);
-    assert!(pool.client.is_ledger_idle() && !pool.client.maintain_ledger());
+    assert!(pool.client.parity.is_ledger_idle(&pool.client.pool) && !pool.client.maintain_ledger());
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn writes_leave_slots_to_reads() {
     let size = pool.client.pool.config.slab_size;
     for slab in (0..SLABS as u32).map(SlabNo) {
         pool.client.pool.map.spaces[ONE].slabs[slab].make_table(&mut tables::Tables::new(size));
-        pool.client.write_table(ONE, slab);
+        pool.client.parity.write_table(&mut pool.client.pool, ONE, slab);
     }
     pool.client.settle(pool.now);
     assert_eq!((pool.client.ops.own_writes(), pool.client.ops.own_begun()), (OWN_MAX / 2, OWN_MAX / 2));
@@ -241,7 +241,7 @@ fn a_part_that_is_begun_anew_waits_for_what_was_asked_before() {
         pool.client.read_table(space, SlabNo(0));
         let begun = pool.client.pool.map.spaces[space].slabs[SlabNo(0)].table != Table::Unknown;
         assert_eq!(begun, is_put_back);
-        let in_line = pool.client.ledger_line().filter(|turn| turn.slab == SlabNo(0)).count();
+        let in_line = pool.client.parity.ledger_line().filter(|turn| turn.slab == SlabNo(0)).count();
         assert_eq!(in_line, usize::from(is_put_back), "the part, and none of its pages");
         pool.deaf.clear();
         pool.pass(Duration::from_secs(3));

@@ -4,6 +4,7 @@ use super::{Instruction, PROGRESS_EVERY, Transfer, WORTH_PART};
 use crate::client::exchange::{Answer, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::map::Map;
+use crate::client::parity::Parity;
 use crate::client::pool::Pool;
 use crate::client::repair::{REPAIRS_MAX, Step};
 use crate::client::{Client, Fault};
@@ -159,10 +160,13 @@ impl Client {
             || self.pool.map.may_be_parity(space, slab, version)
             || writer.is_some_and(|op| self.ops.peek(op).version == version)
     }
+}
 
+impl Pool {
     /// What a request about a slab says beside its header: of which life it is, or which other server is meant.
     pub(in crate::client) fn instruction(
         &self,
+        parity: &Parity,
         role: Role,
         space: SpaceIndex,
         page: PageNo,
@@ -172,16 +176,16 @@ impl Client {
             return None;
         }
         let bytes: &[u8] = match role {
-            Role::Grant if self.pool.has(Fault::EpochsAtGrants) => &version.bits().to_le_bytes(),
-            Role::Grant => &self.pool.map.spaces[space].slabs[self.pool.map.slab_of(page)?].epoch.bits().to_le_bytes(),
-            Role::Admit { source: Some(source) } => &self.pool.sessions.peers[source].info().key.0,
+            Role::Grant if self.has(Fault::EpochsAtGrants) => &version.bits().to_le_bytes(),
+            Role::Grant => &self.map.spaces[space].slabs[self.map.slab_of(page)?].epoch.bits().to_le_bytes(),
+            Role::Admit { source: Some(source) } => &self.sessions.peers[source].info().key.0,
             // Zeros stand for nobody: the server takes its ticket back.
             Role::Admit { source: None } => &[0; KEY_SIZE],
             _ => {
-                let slab = self.pool.map.slab_of(page)?;
-                let repair = self.pool.map.spaces[space].slabs[slab].repair.as_ref()?;
-                let target = &self.pool.sessions.peers[repair.peer];
-                let bytes_per_second = (self.rebuild_rate() / REPAIRS_MAX as u64).max(RATE_MIN);
+                let slab = self.map.slab_of(page)?;
+                let repair = self.map.spaces[space].slabs[slab].repair.as_ref()?;
+                let target = &self.sessions.peers[repair.peer];
+                let bytes_per_second = (self.rebuild_rate(parity) / REPAIRS_MAX as u64).max(RATE_MIN);
                 let (key, addr, grant) = (target.info().key, target.addr(), repair.grant);
                 &CopyOrder { key, addr, bytes_per_second, grant }.encode()
             }
