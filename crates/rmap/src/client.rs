@@ -90,6 +90,7 @@ use crate::control::{ControlReply, ControlRequest, QuestionId};
 use crate::crypto::Entropy;
 use crate::crypto::entropy::SharedEntropy;
 use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, Time, content_of};
+use pages::Pages;
 use pool::Pool;
 
 pub use config::{ClientConfig, Fault};
@@ -111,19 +112,14 @@ pub use tables::{SPARES_MAX, SpareTable};
 pub use vacate::GIVE_BACK_AFTER;
 pub use view::PageRun;
 
-use confirm::Confirms;
-use ops::Ops;
 use parity::Parity;
-use read_queue::ReadQueue;
 use redundancy::Redundancy;
 
 /// A client of a pool, with all the spaces that it has attached.
 #[derive(Debug)]
 pub struct Client {
     pool: Pool,
-    ops: Ops,
-    read_queue: ReadQueue,
-    confirms: Confirms,
+    pages: Pages,
     redundancy: Redundancy,
     parity: Parity,
     /// The payload of the reply that is being looked at; a page's room.
@@ -135,12 +131,10 @@ pub struct Client {
 
 impl Client {
     pub fn new(config: ClientConfig, entropy: Box<dyn Entropy>) -> Client {
-        let ops = Ops::new(config.slab_size, config.error_after.is_some());
+        let pages = Pages::new(config.slab_size, config.error_after.is_some());
         Client {
             pool: Pool::new(config, SharedEntropy::new(entropy)),
-            ops,
-            read_queue: ReadQueue::default(),
-            confirms: Confirms::default(),
+            pages,
             redundancy: Redundancy::new(),
             parity: Parity::new(),
             reply: vec![0; SEALED_SIZE].into(),
@@ -232,7 +226,7 @@ impl Client {
 
     /// The next result. A page that was read is put into `page`.
     pub fn poll_event(&mut self, page: &mut Page) -> Option<Event> {
-        self.next_event(|found| match found {
+        self.pages.next_event(&mut self.pool, &mut self.parity, |found| match found {
             Some(found) => *page = *content_of(found),
             None => page.fill(0),
         })
@@ -240,7 +234,7 @@ impl Client {
 
     /// The same without a copy: a page that was read is the beginning of `room`, which the client has the old one for.
     pub fn swap_event(&mut self, room: &mut Box<SealedPage>) -> Option<Event> {
-        self.next_event(|found| match found {
+        self.pages.next_event(&mut self.pool, &mut self.parity, |found| match found {
             Some(found) => std::mem::swap(room, found),
             None => room.fill(0),
         })
@@ -248,7 +242,7 @@ impl Client {
 
     /// Whether [`Client::poll_event`] has a result. Timeouts and answers of the control plane make some, too.
     pub fn has_event(&self) -> bool {
-        self.ops.has_done() || self.confirms.has_done()
+        self.pages.ops.has_done() || self.pages.confirms.has_done()
     }
 
     /// A question for the control plane, to be answered by [`Client::on_control`]. Asked again if no answer comes.

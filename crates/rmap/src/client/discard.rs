@@ -37,8 +37,8 @@ impl Client {
             return false;
         }
         let begun = |stage| matches!(stage, Stage::Waiting | Stage::Active);
-        let busy = self.ops.any(|op| begun(op.stage) && op.space == space && size.slab(op.page) == Some(slab));
-        if busy || self.read_queue.any_of(space, slab, size) || self.redundancy.copies.any_of(space, slab) {
+        let busy = self.pages.ops.any(|op| begun(op.stage) && op.space == space && size.slab(op.page) == Some(slab));
+        if busy || self.pages.read_queue.any_of(space, slab, size) || self.redundancy.copies.any_of(space, slab) {
             return false;
         }
         if self.pool.map.is_in_frozen(space, slab) {

@@ -24,6 +24,8 @@ use super::sealed::{Tenure, Watch};
 use super::slab::{Phase, Space};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::client::map::Map;
+use crate::client::pages::Pages;
+use crate::client::parity::Parity;
 use crate::client::pool::Pool;
 use crate::units::{Class, PageNo, SlabNo, Time, Version};
 use crate::wire::message::{Op as Wire, Status};
@@ -52,7 +54,7 @@ impl Client {
         self.redundancy.reservations.poll_soon(space);
         self.pool.map.mark_all_of(space);
         if was_asked && status == Status::Ok {
-            self.ask_again(space);
+            self.pages.ask_again(&mut self.pool, &mut self.parity, space);
         } else if was_asked {
             self.has_nothing(space, peer);
         }
@@ -119,7 +121,7 @@ impl Client {
     fn is_not_asked(&mut self, exchange: &Exchange) {
         let Exchange { role, space, peer, page, .. } = *exchange;
         if let Role::Read { op } = role {
-            self.ops.get(op).sent.remove(peer);
+            self.pages.ops.get(op).sent.remove(peer);
         }
         self.was_cancelled(exchange);
         if let Some(slab) = self.pool.map.slab_of(page).filter(|_| role == Role::Versions) {
@@ -137,31 +139,33 @@ impl Client {
         }
         self.space_taken(space);
     }
+}
 
+impl Pages {
     /// Those who refused are asked again when it is time.
-    pub(super) fn end_refusal(&mut self, now: Time, space: SpaceIndex) {
-        let state = &mut self.pool.map.spaces[space];
+    pub(super) fn end_refusal(&mut self, pool: &mut Pool, parity: &mut Parity, now: Time, space: SpaceIndex) {
+        let state = &mut pool.map.spaces[space];
         if !state.refusing.is_empty() && now >= state.refused_until {
             state.refusing = PeerSet::default();
-            self.pool.map.mark_all_of(space);
-            self.ask_again(space);
+            pool.map.mark_all_of(space);
+            self.ask_again(pool, parity, space);
         }
     }
 
     /// A page has no copy that may be asked, but for those whose servers refuse. `true` if it has waited for them for long enough.
-    pub(super) fn is_refused(&self, op: OpIndex, slab: SlabNo) -> bool {
+    pub(super) fn is_refused(&self, pool: &Pool, op: OpIndex, slab: SlabNo) -> bool {
         let Operation { space, since, .. } = *self.ops.peek(op);
-        let copies = self.pool.sound_copies(space, slab);
-        let all_refuse = !copies.is_empty() && copies.is_subset_of(self.pool.map.spaces[space].refusing);
-        all_refuse && self.pool.config.error_after.is_some_and(|error_after| self.pool.now.since(since) >= error_after)
+        let copies = pool.sound_copies(space, slab);
+        let all_refuse = !copies.is_empty() && copies.is_subset_of(pool.map.spaces[space].refusing);
+        all_refuse && pool.config.error_after.is_some_and(|error_after| pool.now.since(since) >= error_after)
     }
 
     /// Servers may be asked that could not be until now: reads that wait for that go on.
-    pub(super) fn ask_again(&mut self, space: SpaceIndex) {
+    pub(super) fn ask_again(&mut self, pool: &mut Pool, parity: &mut Parity, space: SpaceIndex) {
         let reads = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.space == space;
         for op in self.ops.select(reads) {
-            if !self.is_answer_coming(op) {
-                self.ask_for_page(op);
+            if !self.is_answer_coming(pool, parity, op) {
+                self.ask_for_page(pool, parity, op);
             }
         }
     }

@@ -7,6 +7,7 @@ use super::ops::{self, Kind};
 use super::peer::{Accepted, LoadChange};
 use super::{Client, Fault};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
+use crate::client::pages::Pages;
 use crate::client::pool::Pool;
 use crate::client::sessions::Sessions;
 use crate::reassembly::Identity;
@@ -63,7 +64,7 @@ impl Client {
         }
         self.pool.look_at_load(now);
         if change == LoadChange::Eased {
-            self.mark_vacant_wanted();
+            self.pages.mark_vacant_wanted(&mut self.pool);
         }
         if !self.pool.sessions.peers[peer_idx].take_plain(now, &message, status, part) {
             self.fragment(now, peer_idx, &message, status, fragment, part);
@@ -79,21 +80,10 @@ impl Client {
             self.pool.map.mark_all();
         }
         if heard.is_back || heard.told_room {
-            self.mark_vacant_wanted();
+            self.pages.mark_vacant_wanted(&mut self.pool);
         }
         if heard.is_back {
             self.pool.look_for_leftovers_at(peer_idx);
-        }
-    }
-
-    /// Slabs that wait for any server to come.
-    pub(super) fn mark_vacant_wanted(&mut self) {
-        let waiting = self.ops.select(|op| op.stage == ops::Stage::Waiting);
-        for op in waiting {
-            let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
-            if let Some(slab) = self.pool.map.slab_of(page) {
-                self.pool.map.mark(space, slab);
-            }
         }
     }
 
@@ -180,13 +170,13 @@ impl Client {
         let Exchange { role, peer, space, page, .. } = *exchange;
         let answer = Answer { status, version, payload };
         if self.pool.map.is_followed(space) {
-            return self.follow_answered(exchange, answer);
+            return self.pages.follow_answered(&mut self.pool, &mut self.parity, exchange, answer);
         }
         let Some(slab) = self.pool.map.slab_of(page) else { return };
         let is_news = status == Status::StaleGeneration && role != Role::Release;
         if is_news && !self.is_hearsay(exchange) {
             match role {
-                Role::Read { op } | Role::Write { op } => self.op_exchange_ended(op),
+                Role::Read { op } | Role::Write { op } => self.pages.op_exchange_ended(op),
                 Role::Strip { stripe } => self.stripe_interrupted(stripe),
                 Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(copy),
                 Role::Fence => self.pool.map.spaces[space].fencing.remove(peer),
@@ -234,9 +224,9 @@ impl Client {
     }
 
     fn read_answered(&mut self, op: OpIndex, exchange: &Exchange, Answer { status, version, payload }: Answer<'_>) {
-        self.op_exchange_ended(op);
+        self.pages.op_exchange_ended(op);
         let Exchange { peer, space, page, .. } = *exchange;
-        let operation = *self.ops.get(op);
+        let operation = *self.pages.ops.get(op);
         // A hedged read that the other copy has answered; its slot may even be another operation's by now.
         if operation.stage != ops::Stage::Active || operation.kind != Kind::Read {
             return;
@@ -244,13 +234,15 @@ impl Client {
         let Some(slab) = self.pool.map.slab_of(page) else { return };
         if status != Status::Ok || self.pool.map.is_another_copy(space, version) {
             self.copy_lost(space, slab, peer);
-            if self.ops.peek(op).stage == ops::Stage::Active && !self.is_answer_coming(op) {
-                self.ask_for_page(op);
+            if self.pages.ops.peek(op).stage == ops::Stage::Active
+                && !self.pages.is_answer_coming(&self.pool, &self.parity, op)
+            {
+                self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
             }
             return;
         }
         // The version that was known, or one that was written while this was under way.
-        let newest = self.newest_issued(space, slab, operation.page);
+        let newest = self.pages.newest_issued(&self.pool, space, slab, operation.page);
         let right = (version >= exchange.version && version <= newest) || self.pool.has(Fault::TrustsServers);
         if !right || version.has_content() == payload.is_empty() {
             return self.page_is_bad(op, peer);
@@ -258,10 +250,10 @@ impl Client {
         if payload.is_empty() {
             return self.page_was_trimmed(op, exchange, version);
         }
-        if self.pool.map.spaces[space].key.open(page, version, payload, self.ops.content(op)).is_err() {
+        if self.pool.map.spaces[space].key.open(page, version, payload, self.pages.ops.content(op)).is_err() {
             return self.page_is_bad(op, peer);
         }
-        self.finish_read(op, Ok(true));
+        self.pages.finish_read(&mut self.pool, &mut self.parity, op, Ok(true));
     }
 
     /// A trim has no seal: its version has to be one that this client gave. Which it gave between the one that was asked for and
@@ -270,45 +262,58 @@ impl Client {
         let Exchange { space, page, peer, version: asked, .. } = *exchange;
         let Some(slab) = self.pool.map.slab_of(page) else { return };
         let known = self.pool.map.spaces[space].slabs[slab].version(self.pool.map.size.index(page));
-        let written = self.ops.writer(space, page).map(|writer| self.ops.peek(writer).version);
+        let written = self.pages.ops.writer(space, page).map(|writer| self.pages.ops.peek(writer).version);
         if version == known || Some(version) == written || self.pool.has(Fault::TrustsServers) {
-            self.finish_read(op, Ok(false));
+            self.pages.finish_read(&mut self.pool, &mut self.parity, op, Ok(false));
         } else if known > asked {
-            self.ops.get(op).version = known;
+            self.pages.ops.get(op).version = known;
             let comes = |e: &Exchange| e.role == Role::Read { op } && !self.pool.sessions.peers[e.peer].is_down();
             if self.pool.sessions.exchanges.find(comes).is_none() {
-                self.ask_for_page(op);
+                self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
             }
         } else {
             self.page_is_bad(op, peer);
         }
     }
 
-    /// The newest version of a page that may be at a server.
-    fn newest_issued(&mut self, space: SpaceIndex, slab: SlabNo, page: crate::units::PageNo) -> Version {
-        let known = self.pool.map.spaces[space].slabs[slab].version(self.pool.map.size.index(page));
-        let writer = self.ops.writer(space, page);
-        writer.map_or(known, |op| self.ops.get(op).version.max(known))
-    }
-
     fn write_answered(&mut self, op: OpIndex, exchange: &Exchange, status: Status) {
         let Exchange { peer, space, page, version, .. } = *exchange;
         let Some(slab) = self.pool.map.slab_of(page) else { return };
         if status == Status::Ok {
-            self.ops.get(op).acked.insert(peer);
+            self.pages.ops.get(op).acked.insert(peer);
             let index = self.pool.map.size.index(page);
             self.pool.map.copy_has(space, slab, peer, index, version);
             self.check_write(op);
-            self.op_exchange_ended(op);
+            self.pages.op_exchange_ended(op);
             let joining =
                 self.pool.map.spaces[space].slabs[slab].repair.as_ref().is_some_and(|repair| repair.peer == peer);
             if joining {
                 self.pool.map.mark(space, slab);
             }
         } else {
-            self.op_exchange_ended(op);
+            self.pages.op_exchange_ended(op);
             self.copy_lost(space, slab, peer);
         }
+    }
+}
+
+impl Pages {
+    /// Slabs that wait for any server to come.
+    pub(super) fn mark_vacant_wanted(&mut self, pool: &mut Pool) {
+        let waiting = self.ops.select(|op| op.stage == ops::Stage::Waiting);
+        for op in waiting {
+            let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
+            if let Some(slab) = pool.map.slab_of(page) {
+                pool.map.mark(space, slab);
+            }
+        }
+    }
+
+    /// The newest version of a page that may be at a server.
+    fn newest_issued(&mut self, pool: &Pool, space: SpaceIndex, slab: SlabNo, page: crate::units::PageNo) -> Version {
+        let known = pool.map.spaces[space].slabs[slab].version(pool.map.size.index(page));
+        let writer = self.ops.writer(space, page);
+        writer.map_or(known, |op| self.ops.get(op).version.max(known))
     }
 }
 

@@ -5,6 +5,9 @@ use super::exchange::{Exchange, Role};
 use super::ops;
 use super::peer::{PeerSet, Reach};
 use crate::client::index::PeerIndex;
+use crate::client::pages::Pages;
+use crate::client::parity::Parity;
+use crate::client::pool::Pool;
 use crate::units::Time;
 
 impl Client {
@@ -34,10 +37,10 @@ impl Client {
         self.poll_reservations(now);
         self.poll_vacating(now);
         self.poll_cold(now);
-        self.follow(now);
+        self.pages.follow(&mut self.pool, &mut self.parity, now);
         self.pool.sessions.peers.indices().for_each(|peer_idx| self.watch(now, peer_idx));
-        self.poll_overdue(now);
-        self.maintain_confirms(now);
+        self.pages.poll_overdue(&mut self.pool, now);
+        self.pages.maintain_confirms(&mut self.pool, now);
         self.rebuild(now);
         self.pool.look_at_load(now);
         self.settle(now);
@@ -51,10 +54,10 @@ impl Client {
         if watched.is_silent {
             self.give_up(now, peer_idx);
         } else if watched.is_long_silent {
-            self.stays_silent();
+            self.pages.stays_silent(&mut self.pool);
         } else if self.pool.sessions.peers[peer_idx].reach() == Reach::Up {
             self.resend(now, peer_idx);
-            self.hedge(now, peer_idx);
+            self.pages.hedge(&mut self.pool, &mut self.parity, now, peer_idx);
         }
     }
 
@@ -93,20 +96,6 @@ impl Client {
         true
     }
 
-    /// A demand read that takes long is asked of another copy as well.
-    fn hedge(&mut self, now: Time, peer_idx: PeerIndex) {
-        let late = self.pool.sessions.peers[peer_idx].hedge(now, &mut self.pool.sessions.exchanges);
-        let Some(Exchange { role: Role::Read { op }, space, page, .. }) = late else { return };
-        let Some(slab) = self.pool.map.slab_of(page) else { return };
-        let copies = self.pool.copies_to_read(space, slab);
-        let operation = *self.ops.get(op);
-        let others = copies.minus(operation.sent).iter().any(|peer| !self.pool.sessions.peers[peer].is_down());
-        if operation.stage == ops::Stage::Active && others {
-            self.pool.stats.hedged += 1;
-            self.ask_for_page(op);
-        }
-    }
-
     /// A server is silent: reads go elsewhere, and copies there are dropped where another server that has them answers.
     fn give_up(&mut self, now: Time, peer_idx: PeerIndex) {
         self.pool.stats.servers_failed += 1;
@@ -125,10 +114,10 @@ impl Client {
         // What is asked there once it was told is not asked yet.
         let waits =
             |op: &ops::Operation| op.sent.has(peer_idx) || self.pool.map.spaces[op.space].unknown_at.has(peer_idx);
-        for op in self.ops.select(|op| reads(op) && waits(op)) {
-            let operation = *self.ops.get(op);
+        for op in self.pages.ops.select(|op| reads(op) && waits(op)) {
+            let operation = *self.pages.ops.get(op);
             if self.pool.map.is_followed(operation.space) {
-                self.ask_for_page(op);
+                self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
                 continue;
             }
             let Some(slab) = size.slab(operation.page) else { continue };
@@ -137,14 +126,30 @@ impl Client {
             let left = self.pool.sound_copies(operation.space, slab);
             if self.pool.map.is_grouped(operation.space, slab) {
                 // Put together from others, or queued.
-                self.ask_for_page(op);
+                self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
             } else if copies.minus(operation.sent).iter().any(|other| !self.pool.sessions.peers[other].is_down()) {
-                self.ask_for_page(op);
+                self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
             } else if left.iter().all(|copy| self.pool.sessions.peers[copy].is_down()) {
-                self.queue_read(op);
+                self.pages.queue_read(&mut self.pool, &mut self.parity, op);
             }
         }
         // Slabs that were about to be asked for here are asked for elsewhere.
-        self.mark_vacant_wanted();
+        self.pages.mark_vacant_wanted(&mut self.pool);
+    }
+}
+
+impl Pages {
+    /// A demand read that takes long is asked of another copy as well.
+    fn hedge(&mut self, pool: &mut Pool, parity: &mut Parity, now: Time, peer_idx: PeerIndex) {
+        let late = pool.sessions.peers[peer_idx].hedge(now, &mut pool.sessions.exchanges);
+        let Some(Exchange { role: Role::Read { op }, space, page, .. }) = late else { return };
+        let Some(slab) = pool.map.slab_of(page) else { return };
+        let copies = pool.copies_to_read(space, slab);
+        let operation = *self.ops.get(op);
+        let others = copies.minus(operation.sent).iter().any(|peer| !pool.sessions.peers[peer].is_down());
+        if operation.stage == ops::Stage::Active && others {
+            pool.stats.hedged += 1;
+            self.ask_for_page(pool, parity, op);
+        }
     }
 }

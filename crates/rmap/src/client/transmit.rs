@@ -46,7 +46,7 @@ impl Client {
         self.pool.sessions.exchanges.send(now, id);
         let instruction = self.pool.instruction(&self.parity, role, space, page, version);
         let payload: &[u8] = match (op, role) {
-            (Op::Write, Role::Write { op }) => self.ops.sealed(op),
+            (Op::Write, Role::Write { op }) => self.pages.ops.sealed(op),
             (Op::Write, Role::CopyWrite { copy }) => self.redundancy.copies.buffer(copy),
             _ => instruction.as_ref().map_or(&[], Instruction::payload),
         };

@@ -23,6 +23,7 @@ use super::slab::Phase;
 use super::{Client, Failure, Fault};
 use crate::client::index::{GroupIndex, OpIndex, SpaceIndex};
 use crate::client::map::Map;
+use crate::client::pages::Pages;
 use crate::client::pool::Pool;
 use crate::units::SlabNo;
 
@@ -37,58 +38,35 @@ enum Hearing {
 }
 
 impl Client {
-    /// A server has been silent for too long. What waits is looked at.
-    pub(super) fn stays_silent(&mut self) {
-        self.mark_unanswered(|_| true);
-        self.mark_queued();
-    }
-
-    /// Writes that could not be told before. `true` if slabs have to be looked at again.
-    pub(super) fn report_more(&mut self) -> bool {
-        let can = self.ops.can_tell_more();
-        if can {
-            self.mark_unanswered(|op| op.kind != Kind::Read);
-        }
-        can
-    }
-
-    pub(super) fn mark_unanswered(&mut self, fits: impl Fn(&Operation) -> bool) {
-        let waits = |op: &Operation| matches!(op.stage, Stage::Waiting | Stage::Active) && fits(op);
-        for op in self.ops.select(waits) {
-            let Operation { space, page, .. } = *self.ops.peek(op);
-            let Some(slab) = self.pool.map.slab_of(page) else { continue };
-            self.pool.map.mark(space, slab);
-            self.pool.map.mark_group(space, slab);
-        }
-    }
-
     /// Of a slab that is being looked at: what nobody answers fails, and what has failed is sent to who answers again.
     pub(super) fn maintain_unanswered(&mut self, space: SpaceIndex, slab: SlabNo) {
         if self.pool.map.spaces[space].layout.is_ledger(slab) && self.pool.is_out_of_reach(space, slab) {
             // Whatever it says something of is.
-            self.mark_unanswered(|op| op.space == space && !op.is_own);
-            self.mark_queued();
+            self.pages.mark_unanswered(&mut self.pool, |op| op.space == space && !op.is_own);
+            self.pages.mark_queued(&mut self.pool);
         }
-        if !self.ops.may_be_any_of(space, slab) {
+        if !self.pages.ops.may_be_any_of(space, slab) {
             return;
         }
         let size = self.pool.map.size;
         let of_slab = |op: &Operation| op.space == space && size.slab(op.page) == Some(slab);
         if self.pool.is_write_out_of_reach(space, slab) {
             let reads = self.pool.is_out_of_reach(space, slab);
-            for op in self.ops.select(|op| of_slab(op) && !op.is_own) {
-                match (self.ops.peek(op).stage, self.ops.peek(op).kind) {
+            for op in self.pages.ops.select(|op| of_slab(op) && !op.is_own) {
+                match (self.pages.ops.peek(op).stage, self.pages.ops.peek(op).kind) {
                     (Stage::Waiting, Kind::Write { .. }) => self.fail_op(op, Failure::Silent),
                     (Stage::Active, Kind::Write { .. }) if reads => self.report_silence(op),
-                    (Stage::Waiting | Stage::Active, Kind::Read) if reads && !self.is_answer_coming(op) => {
+                    (Stage::Waiting | Stage::Active, Kind::Read)
+                        if reads && !self.pages.is_answer_coming(&self.pool, &self.parity, op) =>
+                    {
                         self.fail_op(op, Failure::Silent);
                     }
                     _ => {}
                 }
             }
-        } else if self.ops.any_reported() {
-            for op in self.ops.select(|op| of_slab(op) && op.is_reported && op.stage == Stage::Active) {
-                self.send_write(op);
+        } else if self.pages.ops.any_reported() {
+            for op in self.pages.ops.select(|op| of_slab(op) && op.is_reported && op.stage == Stage::Active) {
+                self.pages.send_write(&mut self.pool, op);
                 self.check_write(op);
             }
         }
@@ -99,10 +77,37 @@ impl Client {
         if self.pool.has(Fault::ForgetsUnanswered) {
             return self.fail_op(op, Failure::Silent);
         }
-        if self.ops.peek(op).is_reported || self.ops.report(op) {
-            self.drop_exchanges(op);
-            let operation = self.ops.get(op);
+        if self.pages.ops.peek(op).is_reported || self.pages.ops.report(op) {
+            self.pages.drop_exchanges(&mut self.pool, &mut self.parity, op);
+            let operation = self.pages.ops.get(op);
             operation.sent = operation.acked;
+        }
+    }
+}
+
+impl Pages {
+    /// A server has been silent for too long. What waits is looked at.
+    pub(super) fn stays_silent(&self, pool: &mut Pool) {
+        self.mark_unanswered(pool, |_| true);
+        self.mark_queued(pool);
+    }
+
+    /// Writes that could not be told before. `true` if slabs have to be looked at again.
+    pub(super) fn report_more(&mut self, pool: &mut Pool) -> bool {
+        let can = self.ops.can_tell_more();
+        if can {
+            self.mark_unanswered(pool, |op| op.kind != Kind::Read);
+        }
+        can
+    }
+
+    pub(super) fn mark_unanswered(&self, pool: &mut Pool, fits: impl Fn(&Operation) -> bool) {
+        let waits = |op: &Operation| matches!(op.stage, Stage::Waiting | Stage::Active) && fits(op);
+        for op in self.ops.select(waits) {
+            let Operation { space, page, .. } = *self.ops.peek(op);
+            let Some(slab) = pool.map.slab_of(page) else { continue };
+            pool.map.mark(space, slab);
+            pool.map.mark_group(space, slab);
         }
     }
 }

@@ -33,7 +33,7 @@ impl Client {
     /// Reads that wait for a server that is silent, at most [`QUEUED_READS_MAX`](super::QUEUED_READS_MAX): they keep no
     /// slot from others.
     pub fn queued(&self) -> usize {
-        self.read_queue.len()
+        self.pages.read_queue.len()
     }
 
     /// How each server is reached, in the order they were added.
@@ -68,7 +68,7 @@ impl Client {
     /// Whether every copy of the map has the same, and nothing is under way that could change that: then it may be sealed.
     pub fn is_even(&self, space: SpaceRef) -> bool {
         let even = |slab: &Slab| matches!(slab.phase, Phase::Vacant | Phase::Open | Phase::Lost);
-        let writes = self.ops.any(|op| op.space == space.0 && op.kind != ops::Kind::Read);
+        let writes = self.pages.ops.any(|op| op.space == space.0 && op.kind != ops::Kind::Read);
         !writes && self.pool.map.spaces[space.0].slabs.iter().all(|slab| even(slab) && slab.pending.is_none())
     }
 
@@ -86,7 +86,7 @@ impl Client {
             Phase::Opening(_) | Phase::Lost | Phase::Followed => PageRun { pages, hole: false },
             Phase::Open => {
                 let number = page.0;
-                let reported = self.ops.first_reported(space_idx, number..number + pages);
+                let reported = self.pages.ops.first_reported(space_idx, number..number + pages);
                 if reported == Some(number) {
                     return PageRun { pages: 1, hole: false };
                 }
@@ -106,9 +106,9 @@ impl Client {
         };
         let transfers = self.pool.map.agenda.timed().any(|(space, slab)| transfers(space, slab));
         !transfers
-            && self.ops.is_idle()
-            && self.read_queue.is_empty()
-            && self.confirms.is_idle()
+            && self.pages.ops.is_idle()
+            && self.pages.read_queue.is_empty()
+            && self.pages.confirms.is_idle()
             && self.redundancy.copies.is_idle()
             && self.parity.stripes.is_idle()
             && self.parity.is_ledger_idle(&self.pool)

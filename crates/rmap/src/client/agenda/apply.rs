@@ -9,18 +9,18 @@ impl Client {
     /// Looks at every slab that something happened to, until nothing more follows.
     pub(in crate::client) fn settle(&mut self, now: Time) {
         self.pool.now = now;
-        self.resume_waiting();
+        self.pages.resume_waiting(&mut self.pool, &mut self.parity);
         loop {
             while let Some((space, slab)) = self.next_slab() {
                 self.pool.map.agenda.begin((space, slab), &mut self.pool.map.spaces[space].slabs[slab].marks);
                 self.advance(now, space, slab);
                 self.pool.map.agenda.end();
                 self.parity.wake_ledger(&self.pool, space, slab);
-                if !self.read_queue.is_empty() {
-                    self.resume_slab(space, slab);
+                if !self.pages.read_queue.is_empty() {
+                    self.pages.resume_slab(&mut self.pool, &mut self.parity, space, slab);
                 }
             }
-            if !(self.maintain_parity() | self.report_more()) {
+            if !(self.maintain_parity() | self.pages.report_more(&mut self.pool)) {
                 break;
             }
         }

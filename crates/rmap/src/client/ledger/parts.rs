@@ -5,6 +5,7 @@ use super::{Ledger, OWN_WRITES_MAX, Table, decode, encode, slab_and_part, token}
 use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::map::Map;
 use crate::client::ops::{Kind, OWN_MAX, Operation, Stage};
+use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::parity::layout::VERSIONS_A_PAGE;
 use crate::client::pool::Pool;
@@ -13,43 +14,10 @@ use crate::client::{Client, Failure};
 use crate::units::{Class, PageNo, SlabNo, Time};
 
 impl Client {
-    pub(in crate::client) fn read_table(&mut self, space: SpaceIndex, slab: SlabNo) {
-        if self.may_begin_table(space, slab) {
-            let state = &mut self.pool.map.spaces[space].slabs[slab];
-            state.make_table(&mut self.pool.map.tables);
-            state.table = Table::Asked { next: 0, got: 0 };
-            self.parity.ledger.reads.push(space, slab);
-        }
-    }
-
-    /// Whether the ledger has a slab's versions already, as an earlier keeper left it.
-    pub(in crate::client) fn compare_table(&mut self, space: SpaceIndex, slab: SlabNo) {
-        if self.may_begin_table(space, slab) {
-            self.pool.map.spaces[space].slabs[slab].table = Table::Compared { next: 0, got: 0 };
-            self.parity.ledger.reads.push(space, slab);
-        }
-    }
-
-    /// What was begun for a slab before has to end first, or a page of it would count twice. Its end brings the slab up again.
-    fn may_begin_table(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        self.parity.ledger.reads.forget_pages(space, slab);
-        !self.any_own(space, slab, |op| op.stage != Stage::Lingering)
-    }
-
-    /// Whether a part of a slab's versions is being read or written.
-    pub(in crate::client) fn has_own(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        self.any_own(space, slab, |_| true)
-    }
-
-    fn any_own(&self, space: SpaceIndex, slab: SlabNo, fits: impl Fn(&Operation) -> bool) -> bool {
-        let about_it = |op: &Operation| op.is_own && op.space == space && slab_and_part(op.token).0 == slab;
-        self.ops.own_begun() > 0 && self.ops.any(|op| about_it(op) && fits(op))
-    }
-
     /// Begins what there is room for, where somebody answers. `true` if that is something.
     pub(in crate::client) fn maintain_ledger(&mut self) -> bool {
         let mut any = false;
-        while self.ops.own_begun() < OWN_MAX && (self.begin_next_read() || self.begin_next_write()) {
+        while self.pages.ops.own_begun() < OWN_MAX && (self.begin_next_read() || self.begin_next_write()) {
             any = true;
         }
         any
@@ -78,7 +46,7 @@ impl Client {
     }
 
     fn begin_next_write(&mut self) -> bool {
-        if self.ops.own_writes() >= OWN_WRITES_MAX {
+        if self.pages.ops.own_writes() >= OWN_WRITES_MAX {
             return false;
         }
         while let Some(turn) = self.parity.ledger.writes.first() {
@@ -99,32 +67,6 @@ impl Client {
         false
     }
 
-    /// Nobody answers a read of the ledger now: others have its slot, and its page waits.
-    pub(in crate::client) fn put_back(&mut self, op: OpIndex) {
-        let Operation { space, token, .. } = *self.ops.peek(op);
-        let (slab, part) = slab_and_part(token);
-        self.drop_exchanges(op);
-        self.ops.leave(op);
-        if self.pool.map.part_to_read(Turn { space, slab, again: Some(part) }).is_some() {
-            self.parity.ledger.reads.push_waiting(space, slab, part);
-        } else {
-            // Whoever begins anew waits for its end.
-            self.pool.map.mark_group(space, slab);
-        }
-    }
-
-    /// The same for all that fit: what they have asked is of no use any more.
-    pub(in crate::client) fn put_back_reads(&mut self, fits: impl Fn(&Operation) -> bool) {
-        if self.ops.own_begun() == 0 {
-            return;
-        }
-        let reads = |op: &Operation| op.is_own && op.kind == Kind::Read;
-        let begun = |op: &Operation| reads(op) && matches!(op.stage, Stage::Waiting | Stage::Active);
-        for op in self.ops.select(|op| begun(op) && fits(op)) {
-            self.put_back(op);
-        }
-    }
-
     fn write_part(&mut self, space: SpaceIndex, slab: SlabNo, part: usize) -> bool {
         let page = self.pool.map.spaces[space].layout.table_page(slab, part);
         let versions = &self.pool.map.spaces[space].slabs[slab].versions;
@@ -132,24 +74,75 @@ impl Client {
         let content = encode(&versions[part * VERSIONS_A_PAGE..end]);
         let (kind, asked) = (Kind::Write { trim: false }, (token(slab, part), self.pool.now));
         let Some(version) = self.pool.map.spaces[space].next_version(false) else { return false };
-        let Some(op) = self.ops.begin_own(kind, space, page, Class::Eviction, asked) else { return false };
-        self.store_write(op, version, |room| *room = content);
+        let Some(op) = self.pages.ops.begin_own(kind, space, page, Class::Eviction, asked) else { return false };
+        self.pages.store_write(&mut self.pool, op, version, |room| *room = content);
         self.try_op(op);
         true
     }
 
+    fn begin_own_read(&mut self, space: SpaceIndex, page: PageNo, asked: (u64, Time)) {
+        if let Some(op) = self.pages.ops.begin_own(Kind::Read, space, page, Class::Demand, asked) {
+            self.try_op(op);
+        }
+    }
+}
+
+impl Pages {
+    /// Whether a part of a slab's versions is being read or written.
+    pub(in crate::client) fn has_own(&self, space: SpaceIndex, slab: SlabNo) -> bool {
+        self.any_own(space, slab, |_| true)
+    }
+
+    fn any_own(&self, space: SpaceIndex, slab: SlabNo, fits: impl Fn(&Operation) -> bool) -> bool {
+        let about_it = |op: &Operation| op.is_own && op.space == space && slab_and_part(op.token).0 == slab;
+        self.ops.own_begun() > 0 && self.ops.any(|op| about_it(op) && fits(op))
+    }
+
+    /// Nobody answers a read of the ledger now: others have its slot, and its page waits.
+    pub(in crate::client) fn put_back(&mut self, pool: &mut Pool, parity: &mut Parity, op: OpIndex) {
+        let Operation { space, token, .. } = *self.ops.peek(op);
+        let (slab, part) = slab_and_part(token);
+        self.drop_exchanges(pool, parity, op);
+        self.ops.leave(op);
+        if pool.map.part_to_read(Turn { space, slab, again: Some(part) }).is_some() {
+            parity.ledger.reads.push_waiting(space, slab, part);
+        } else {
+            // Whoever begins anew waits for its end.
+            pool.map.mark_group(space, slab);
+        }
+    }
+
+    /// The same for all that fit: what they have asked is of no use any more.
+    pub(in crate::client) fn put_back_reads(
+        &mut self,
+        pool: &mut Pool,
+        parity: &mut Parity,
+        fits: impl Fn(&Operation) -> bool,
+    ) {
+        if self.ops.own_begun() == 0 {
+            return;
+        }
+        let reads = |op: &Operation| op.is_own && op.kind == Kind::Read;
+        let begun = |op: &Operation| reads(op) && matches!(op.stage, Stage::Waiting | Stage::Active);
+        for op in self.ops.select(|op| begun(op) && fits(op)) {
+            self.put_back(pool, parity, op);
+        }
+    }
+
     /// Takes the results of what was begun. `true` if there were any.
-    pub(in crate::client) fn take_own_results(&mut self) -> bool {
+    pub(in crate::client) fn take_own_results(&mut self, pool: &mut Pool) -> bool {
         let mut any = false;
         while let Some(op) = self.ops.next_own() {
             any = true;
             let about = *self.ops.peek(op);
             let (slab, part) = slab_and_part(about.token);
             let Stage::Done(result) = about.stage else { continue };
-            if self.pool.map.spaces[about.space].slabs.get(slab).is_some() {
+            if pool.map.spaces[about.space].slabs.get(slab).is_some() {
                 match about.kind {
-                    Kind::Read => self.part_was_read(op, (about.space, slab), part, result.map(|()| about.has_content)),
-                    Kind::Write { .. } => self.pool.map.part_was_written((about.space, slab), result),
+                    Kind::Read => {
+                        self.part_was_read(pool, op, (about.space, slab), part, result.map(|()| about.has_content))
+                    }
+                    Kind::Write { .. } => pool.map.part_was_written((about.space, slab), result),
                 }
             }
             self.ops.let_go(op);
@@ -159,13 +152,14 @@ impl Client {
 
     fn part_was_read(
         &mut self,
+        pool: &mut Pool,
         op: OpIndex,
         (space, slab): (SpaceIndex, SlabNo),
         part: usize,
         result: Result<bool, Failure>,
     ) {
-        let table_pages = self.pool.map.spaces[space].layout.table_pages;
-        let state = &mut self.pool.map.spaces[space].slabs[slab];
+        let table_pages = pool.map.spaces[space].layout.table_pages;
+        let state = &mut pool.map.spaces[space].slabs[slab];
         let first = part * VERSIONS_A_PAGE;
         let end = state.versions.len().min(first + VERSIONS_A_PAGE);
         state.table = match (state.table, result) {
@@ -189,13 +183,32 @@ impl Client {
             (Table::Compared { .. }, _) => Table::Wanting,
             (table, _) => table,
         };
-        self.pool.map.mark_group(space, slab);
+        pool.map.mark_group(space, slab);
+    }
+}
+
+impl Parity {
+    pub(in crate::client) fn read_table(&mut self, pool: &mut Pool, pages: &Pages, space: SpaceIndex, slab: SlabNo) {
+        if self.may_begin_table(pages, space, slab) {
+            let state = &mut pool.map.spaces[space].slabs[slab];
+            state.make_table(&mut pool.map.tables);
+            state.table = Table::Asked { next: 0, got: 0 };
+            self.ledger.reads.push(space, slab);
+        }
     }
 
-    fn begin_own_read(&mut self, space: SpaceIndex, page: PageNo, asked: (u64, Time)) {
-        if let Some(op) = self.ops.begin_own(Kind::Read, space, page, Class::Demand, asked) {
-            self.try_op(op);
+    /// Whether the ledger has a slab's versions already, as an earlier keeper left it.
+    pub(in crate::client) fn compare_table(&mut self, pool: &mut Pool, pages: &Pages, space: SpaceIndex, slab: SlabNo) {
+        if self.may_begin_table(pages, space, slab) {
+            pool.map.spaces[space].slabs[slab].table = Table::Compared { next: 0, got: 0 };
+            self.ledger.reads.push(space, slab);
         }
+    }
+
+    /// What was begun for a slab before has to end first, or a page of it would count twice. Its end brings the slab up again.
+    fn may_begin_table(&mut self, pages: &Pages, space: SpaceIndex, slab: SlabNo) -> bool {
+        self.ledger.reads.forget_pages(space, slab);
+        !pages.any_own(space, slab, |op| op.stage != Stage::Lingering)
     }
 }
 

@@ -8,6 +8,7 @@ use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::ledger::Table;
 use crate::client::map::Map;
 use crate::client::outcome::COPIES_MAX;
+use crate::client::pages::Pages;
 use crate::client::peer::{PeerSet, Reach};
 use crate::client::pool::Pool;
 use crate::client::repair::Step;
@@ -30,11 +31,11 @@ impl Client {
             return;
         }
         if self.pool.map.is_followed(space) {
-            return self.advance_followed(space, slab);
+            return self.pages.advance_followed(&mut self.pool, &mut self.parity, space, slab);
         }
-        self.end_refusal(now, space);
+        self.pages.end_refusal(&mut self.pool, &mut self.parity, now, space);
         self.pool.notify_who_asked(space);
-        if !self.pool.sessions.peers.long_silent().is_empty() || self.ops.any_reported() {
+        if !self.pool.sessions.peers.long_silent().is_empty() || self.pages.ops.any_reported() {
             self.maintain_unanswered(space, slab);
         }
         self.maintain_unmapped(now, space, slab);
@@ -54,10 +55,10 @@ impl Client {
                         && op.space == space
                         && size.slab(op.page) == Some(slab)
                 };
-                let wanted = self.ops.any(waits);
+                let wanted = self.pages.ops.any(waits);
                 if wanted && self.pool.map.is_in_frozen(space, slab) {
                     // It is of its group that it waits to be free.
-                } else if wanted && self.pool.ends_unasked(now) && self.ops.any(|op| waits(op) && !op.is_own) {
+                } else if wanted && self.pool.ends_unasked(now) && self.pages.ops.any(|op| waits(op) && !op.is_own) {
                     self.end_unmapped(now, space, slab);
                 } else if wanted {
                     self.pool.map.spaces[space].slabs[slab].phase = Phase::Granting(Candidates::default());
@@ -163,7 +164,7 @@ impl Client {
             }
             return match self.pool.patience_ends(now) {
                 Some(at) => self.pool.map.mark_at(at, space, slab),
-                None => self.decline_full(now, space, slab),
+                None => self.pages.decline_full(&mut self.pool, now, space, slab),
             };
         }
         let all_granted = candidates.asked.iter().all(|candidate| candidate.step == GrantStep::Granted);
@@ -173,21 +174,6 @@ impl Client {
         if all_granted {
             self.pool.map.propose(space, slab, entry);
             self.wait_for_map(space, slab);
-        }
-    }
-
-    /// No server has room, as each said when it was last heard of, which may be a while ago. A write is declined if all of them have
-    /// answered something that was sent after it began; until then they are asked.
-    fn decline_full(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        let up: PeerSet =
-            self.pool.sessions.peers.indices().filter(|peer| self.pool.sessions.peers[*peer].is_up()).collect();
-        let said_at = up.iter().map(|peer| self.pool.sessions.peers[peer].lived_at()).min();
-        self.decline_ops(space, slab, said_at.unwrap_or(now));
-        let latest = self.waiting_for(space, slab).into_iter().map(|op| self.ops.get(op).since).max();
-        if let Some(began) = latest {
-            let unheard: PeerSet =
-                up.iter().filter(|peer| self.pool.sessions.peers[*peer].lived_at() < began).collect();
-            unheard.iter().for_each(|peer| self.pool.sessions.peers[peer].ask_for_room(now, began));
         }
     }
 
@@ -408,6 +394,21 @@ impl Client {
         self.note_change(space, slab);
         self.map_settled(space, slab);
         self.pool.map.mark(space, slab);
+    }
+}
+
+impl Pages {
+    /// No server has room, as each said when it was last heard of, which may be a while ago. A write is declined if all of them have
+    /// answered something that was sent after it began; until then they are asked.
+    fn decline_full(&mut self, pool: &mut Pool, now: Time, space: SpaceIndex, slab: SlabNo) {
+        let up: PeerSet = pool.sessions.peers.indices().filter(|peer| pool.sessions.peers[*peer].is_up()).collect();
+        let said_at = up.iter().map(|peer| pool.sessions.peers[peer].lived_at()).min();
+        self.decline_ops(pool, space, slab, said_at.unwrap_or(now));
+        let latest = self.waiting_for(pool, space, slab).into_iter().map(|op| self.ops.get(op).since).max();
+        if let Some(began) = latest {
+            let unheard: PeerSet = up.iter().filter(|peer| pool.sessions.peers[*peer].lived_at() < began).collect();
+            unheard.iter().for_each(|peer| pool.sessions.peers[peer].ask_for_room(now, began));
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 
 use crate::client::confirm::is_confirm;
 use crate::client::index::SpaceIndex;
+use crate::client::pages::Pages;
+use crate::client::pool::Pool;
 use crate::client::sealed::Tenure;
 use crate::client::{Client, Failure, Fault, Refused, SpaceRef, Token};
 use crate::control::{ControlRequest, QuestionId};
@@ -17,41 +19,43 @@ impl Client {
         if self.pool.map.spaces[space].tenure != Tenure::Owner {
             return Err(Refused::ReadOnly);
         }
-        if !self.confirms.has_room() {
+        if !self.pages.confirms.has_room() {
             return Err(Refused::Busy);
         }
         self.pool.now = now;
         if self.pool.map.spaces[space].is_taken || self.pool.has(Fault::TrustsItself) {
             let result = if self.pool.map.spaces[space].is_taken { Err(Failure::Fenced) } else { Ok(()) };
-            self.confirms.finish(token, result);
+            self.pages.confirms.finish(token, result);
             return Ok(());
         }
-        self.confirms.wait(token, space);
-        self.ask_to_confirm(space);
-        self.end_overdue_confirms(space);
+        self.pages.confirms.wait(token, space);
+        self.pages.ask_to_confirm(&mut self.pool, space);
+        self.pages.end_overdue_confirms(&mut self.pool, space);
         Ok(())
     }
+}
 
+impl Pages {
     /// Sees to it that all who wait have a question that was not sent before they came.
-    fn ask_to_confirm(&mut self, space: SpaceIndex) {
-        let open = self.pool.map.questions.find(space, is_confirm);
+    fn ask_to_confirm(&mut self, pool: &mut Pool, space: SpaceIndex) {
+        let open = pool.map.questions.find(space, is_confirm);
         let question = match open.map(|question| (question.id, question.is_sent())) {
             Some((id, false)) => id,
             // Its answer may be from before. One question about a space is under way at a time.
             Some((_, true)) => return,
             None => {
-                let (id, generation) = (self.pool.map.spaces[space].id, self.pool.map.spaces[space].generation);
-                self.pool.map.questions.ask(space, ControlRequest::Confirm { space: id, generation })
+                let (id, generation) = (pool.map.spaces[space].id, pool.map.spaces[space].generation);
+                pool.map.questions.ask(space, ControlRequest::Confirm { space: id, generation })
             }
         };
         self.confirms.wait_for(space, question);
     }
 
     /// The control plane says that this client owns the space.
-    pub(in crate::client) fn confirmed(&mut self, space: SpaceIndex, question: QuestionId) {
+    pub(in crate::client) fn confirmed(&mut self, pool: &mut Pool, space: SpaceIndex, question: QuestionId) {
         self.confirms.confirm(question);
         if self.confirms.is_waiting(space) {
-            self.ask_to_confirm(space);
+            self.ask_to_confirm(pool, space);
         }
     }
 
@@ -61,22 +65,22 @@ impl Client {
     }
 
     /// Ends what has waited for the control plane for too long.
-    pub(in crate::client) fn maintain_confirms(&mut self, now: Time) {
-        self.pool.now = now;
+    pub(in crate::client) fn maintain_confirms(&mut self, pool: &mut Pool, now: Time) {
+        pool.now = now;
         let mut at = 0;
         while let Some(space) = self.confirms.space_at(at) {
             // Where it is overdue, none of this space waits any more, and another one is in this slot.
-            at += usize::from(!self.end_overdue_confirms(space));
+            at += usize::from(!self.end_overdue_confirms(pool, space));
         }
     }
 
     /// `true` if the control plane has been silent for too long, and nobody waits for its word on this space any more.
-    fn end_overdue_confirms(&mut self, space: SpaceIndex) -> bool {
-        let is_overdue = self.pool.is_question_overdue(space, is_confirm);
+    fn end_overdue_confirms(&mut self, pool: &mut Pool, space: SpaceIndex) -> bool {
+        let is_overdue = pool.is_question_overdue(space, is_confirm);
         if is_overdue {
             let ended = self.confirms.fail(space, Failure::Silent) as u64;
-            self.pool.stats.unmapped += ended;
-            self.pool.stats.unanswered += ended;
+            pool.stats.unmapped += ended;
+            pool.stats.unanswered += ended;
         }
         is_overdue
     }

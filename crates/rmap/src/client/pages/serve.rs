@@ -3,6 +3,9 @@
 use crate::client::exchange::{Exchange, Request, Role};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::client::ops::{Kind, Operation, Reported, Selected, Stage};
+use crate::client::pages::Pages;
+use crate::client::parity::Parity;
+use crate::client::pool::Pool;
 use crate::client::sealed::Tenure;
 use crate::client::slab::Phase;
 use crate::client::{Client, Event, Failure, Fault, Refused, Token};
@@ -22,29 +25,12 @@ impl Client {
         if page.0 >= self.pool.map.spaces[space].pages {
             return Err(Refused::BeyondEnd);
         }
-        if !self.begin_again(space, page, class, (token, now)) {
+        if !self.pages.begin_again(&mut self.pool, &mut self.parity, space, page, class, (token, now)) {
             return Err(Refused::Busy);
         }
         self.pool.stats.reads += 1;
         self.settle(now);
         Ok(())
-    }
-
-    /// A read, from its beginning. `false`: there is no slot for it.
-    pub(in crate::client) fn begin_again(
-        &mut self,
-        space: SpaceIndex,
-        page: PageNo,
-        class: Class,
-        asked: (Token, Time),
-    ) -> bool {
-        let look = if self.pool.map.is_followed(space) { self.pool.map.look_needed(space) } else { 0 };
-        let op = self.ops.begin(Kind::Read, space, page, class, asked);
-        op.is_some_and(|op| {
-            self.ops.get(op).look = look;
-            self.try_read(op);
-            true
-        })
     }
 
     pub(in crate::client) fn begin_write(
@@ -62,181 +48,61 @@ impl Client {
         if self.pool.map.spaces[space].tenure != Tenure::Owner {
             return Err(Refused::ReadOnly);
         }
-        if !self.ops.has_room_for_write() {
+        if !self.pages.ops.has_room_for_write() {
             return Err(Refused::Busy);
         }
         let version = self.pool.map.spaces[space].next_version(content.is_none()).ok_or(Refused::VersionsUsedUp)?;
         let kind = Kind::Write { trim: content.is_none() };
-        let op = self.ops.begin(kind, space, page, class, (token, now)).ok_or(Refused::Busy)?;
+        let op = self.pages.ops.begin(kind, space, page, class, (token, now)).ok_or(Refused::Busy)?;
         self.pool.stats.writes += 1;
         self.pool.now = now;
         match content {
-            Some(content) => self.store_write(op, version, content),
-            None => self.ops.get(op).version = version,
+            Some(content) => self.pages.store_write(&mut self.pool, op, version, content),
+            None => self.pages.ops.get(op).version = version,
         }
         self.try_write(op);
         self.settle(now);
         Ok(())
     }
 
-    /// What a write is to write, which is put where it is sealed.
-    pub(in crate::client) fn store_write(&mut self, op: OpIndex, version: Version, content: impl FnOnce(&mut Page)) {
-        let Operation { space, page, .. } = *self.ops.peek(op);
-        self.ops.get(op).version = version;
-        content(self.ops.content(op));
-        self.pool.map.spaces[space].key.seal(page, version, self.ops.room(op));
-    }
-
     /// Begins a waiting operation if it can begin now.
     pub(in crate::client) fn try_op(&mut self, op: OpIndex) {
-        match self.ops.peek(op).kind {
-            _ if self.ops.peek(op).stage != Stage::Waiting => {}
-            Kind::Read => self.try_read(op),
+        match self.pages.ops.peek(op).kind {
+            _ if self.pages.ops.peek(op).stage != Stage::Waiting => {}
+            Kind::Read => self.pages.try_read(&mut self.pool, &mut self.parity, op),
             Kind::Write { .. } => self.try_write(op),
         }
     }
 
-    fn try_read(&mut self, op: OpIndex) {
-        let Operation { space, page, .. } = *self.ops.peek(op);
-        if self.pool.map.spaces[space].is_taken {
-            return self.ops.finish(op, Err(Failure::Fenced));
-        }
-        if self.pool.map.is_followed(space) {
-            return self.try_follow(op);
-        }
-        // The map that is being looked up decides.
-        if self.pool.map.spaces[space].is_stale {
-            return;
-        }
-        let Some(number) = self.pool.map.slab_of(page) else { return };
-        let slab = &self.pool.map.spaces[space].slabs[number];
-        match slab.phase {
-            Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
-            Phase::Vacant | Phase::Granting(_) | Phase::Leaving => self.read_zero(op),
-            Phase::Opening(_) if self.pool.is_out_of_reach(space, number) && !self.ops.get(op).is_own => {
-                self.ops.finish(op, Err(Failure::Silent));
-            }
-            Phase::Opening(_) if self.pool.map.waits_for_map(space, number) => self.pool.map.mark(space, number),
-            Phase::Opening(_) | Phase::Followed => {}
-            Phase::Open => {
-                // What is being written is as good as what was; and this is at hand.
-                if let Some(writer) = self.ops.writer(space, page) {
-                    return self.read_from_buffer(op, writer);
-                }
-                let index = self.pool.map.size.index(page);
-                if slab.is_disputed(index) {
-                    self.pool.stats.bad_pages += 1;
-                    return self.ops.finish(op, Err(Failure::Corrupt));
-                }
-                let version = slab.version(index);
-                if !version.has_content() {
-                    return self.read_zero(op);
-                }
-                self.ops.get(op).version = version;
-                self.ask_for_page(op);
-            }
-        }
-    }
-
-    pub(in crate::client) fn read_zero(&mut self, op: OpIndex) {
-        self.pool.stats.reads_local += 1;
-        self.ops.get(op).has_content = false;
-        self.ops.finish(op, Ok(()));
-    }
-
-    fn read_from_buffer(&mut self, op: OpIndex, writer: OpIndex) {
-        let Operation { space, page, version, kind, .. } = *self.ops.peek(writer);
-        if kind == (Kind::Write { trim: true }) {
-            return self.read_zero(op);
-        }
-        let opened = match self.ops.content_and_sealed(op, writer) {
-            Some((content, sealed)) => self.pool.map.spaces[space].key.open(page, version, &sealed[..], content),
-            None => Err(Rejected::NotAuthentic),
-        };
-        self.pool.stats.reads_local += 1;
-        self.ops.get(op).has_content = true;
-        self.ops.finish(op, opened.map_err(|_| Failure::Corrupt));
-    }
-
-    /// Asks the nearest copy that was not asked yet; any copy, where all were.
-    pub(in crate::client) fn ask_for_page(&mut self, op: OpIndex) {
-        let Operation { space, page, sent, .. } = *self.ops.peek(op);
-        let Some(number) = self.pool.map.slab_of(page) else { return };
-        if self.pool.map.is_followed(space) {
-            return self.ask_followed(op);
-        }
-        if self.pool.map.spaces[space].is_stale {
-            return self.ops.activate(op);
-        }
-        if self.pool.map.is_grouped(space, number) {
-            return self.ask_group(op, number);
-        }
-        let copies = self.pool.copies_to_read(space, number);
-        let near = |peer: &PeerIndex| {
-            (self.pool.sessions.peers[*peer].is_down(), sent.has(*peer), self.pool.sessions.peers[*peer].round_trip())
-        };
-        // Without a copy that can be trusted, the change of the map decides; one that is to be told of this reader is asked then.
-        let Some(peer) = copies.iter().min_by_key(near) else {
-            let unknown = self.pool.sound_copies(space, number);
-            let is_away = !unknown.is_empty() && unknown.iter().all(|peer| self.pool.sessions.peers[peer].is_down());
-            if self.ops.peek(op).is_own {
-                self.put_back(op);
-            } else if self.is_refused(op, number) {
-                self.pool.stats.bad_pages += 1;
-                self.fail_read(op, Failure::Corrupt);
-            } else if !(is_away && self.queue_read(op)) {
-                self.ops.activate(op);
-            }
-            return self.pool.map.mark(space, number);
-        };
-        if self.pool.sessions.peers[peer].is_down() && self.queue_read(op) {
-            return;
-        }
-        let asked = |e: &Exchange| e.peer == peer && e.role == Role::Read { op };
-        if !sent.has(peer) || self.pool.sessions.exchanges.find(asked).is_none() {
-            self.ask_copy(op, peer);
-        }
-    }
-
-    pub(in crate::client) fn ask_copy(&mut self, op: OpIndex, peer: PeerIndex) {
-        let Operation { space, page, class, version, .. } = *self.ops.peek(op);
-        let request = Request { role: Role::Read { op }, peer, op: Wire::Read, class, space, page, version };
-        if self.pool.ask(request) {
-            self.ops.activate(op);
-            self.ops.get(op).exchanges += 1;
-            self.ops.get(op).sent.insert(peer);
-        }
-    }
-
     fn try_write(&mut self, op: OpIndex) {
-        let Operation { space, page, .. } = *self.ops.peek(op);
+        let Operation { space, page, .. } = *self.pages.ops.peek(op);
         if self.pool.map.spaces[space].is_taken {
-            return self.ops.finish(op, Err(Failure::Fenced));
+            return self.pages.ops.finish(op, Err(Failure::Fenced));
         }
         let Some(number) = self.pool.map.slab_of(page) else { return };
         let is_lost = matches!(self.pool.map.spaces[space].slabs[number].phase, Phase::Lost);
         let waits = !is_lost && self.waits_for_group(op, number);
-        if !is_lost && self.pool.is_write_out_of_reach(space, number) && !self.ops.peek(op).is_own {
-            return self.ops.finish(op, Err(Failure::Silent));
+        if !is_lost && self.pool.is_write_out_of_reach(space, number) && !self.pages.ops.peek(op).is_own {
+            return self.pages.ops.finish(op, Err(Failure::Silent));
         }
         if waits {
             return;
         }
         match self.pool.map.spaces[space].slabs[number].phase {
-            Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
+            Phase::Lost => self.pages.ops.finish(op, Err(Failure::Lost)),
             Phase::Vacant => self.pool.map.mark(space, number),
             Phase::Granting(_) | Phase::Leaving if self.pool.ends_unmapped() => self.pool.map.mark(space, number),
             Phase::Opening(_) if self.pool.map.waits_for_map(space, number) => self.pool.map.mark(space, number),
             Phase::Granting(_) | Phase::Opening(_) | Phase::Leaving | Phase::Followed => {}
             Phase::Open => {
-                if self.pool.is_left_to_late_map(space, number) && !self.ops.peek(op).is_own {
+                if self.pool.is_left_to_late_map(space, number) && !self.pages.ops.peek(op).is_own {
                     self.pool.stats.unmapped += 1;
-                    return self.ops.finish(op, Err(Failure::Silent));
+                    return self.pages.ops.finish(op, Err(Failure::Silent));
                 }
                 // One write to a page at a time, in the order in which they came.
-                if self.ops.begin_write(op) {
-                    self.ops.activate(op);
-                    self.send_write(op);
+                if self.pages.ops.begin_write(op) {
+                    self.pages.ops.activate(op);
+                    self.pages.send_write(&mut self.pool, op);
                 } else if self.pool.map.waits_for_map(space, number) {
                     self.pool.map.mark(space, number);
                 }
@@ -244,30 +110,9 @@ impl Client {
         }
     }
 
-    /// To every copy that has not been sent it.
-    pub(in crate::client) fn send_write(&mut self, op: OpIndex) {
-        let Operation { space, page, class, version, sent, kind, is_reported, .. } = *self.ops.peek(op);
-        let Some(number) = self.pool.map.slab_of(page) else { return };
-        let mirror = self.pool.map.spaces[space].slabs[number].repair.as_ref().and_then(|repair| repair.mirror());
-        let mut targets = self.pool.required(space, number).union(mirror.into_iter().collect()).minus(sent);
-        if is_reported {
-            // What asks for long takes no exchange from others; and who has lost the slab is not asked until the map says so, too.
-            let failed = self.pool.map.spaces[space].slabs[number].failed;
-            targets = targets.minus(failed).iter().filter(|peer| !self.pool.sessions.peers[*peer].is_down()).collect();
-        }
-        let wire = if kind == (Kind::Write { trim: true }) { Wire::Trim } else { Wire::Write };
-        for peer in targets.iter() {
-            let request = Request { role: Role::Write { op }, peer, op: wire, class, space, page, version };
-            if self.pool.ask(request) {
-                self.ops.get(op).sent.insert(peer);
-                self.ops.get(op).exchanges += 1;
-            }
-        }
-    }
-
     /// A copy has the write, or the set of copies changed: is it done?
     pub(in crate::client) fn check_write(&mut self, op: OpIndex) {
-        let Operation { space, page, version, sent, acked, stage, is_reported, .. } = *self.ops.peek(op);
+        let Operation { space, page, version, sent, acked, stage, is_reported, .. } = *self.pages.ops.peek(op);
         let Some(number) = self.pool.map.slab_of(page) else { return };
         let required = self.pool.required(space, number);
         let repair = self.pool.map.spaces[space].slabs[number].repair.as_ref();
@@ -290,12 +135,206 @@ impl Client {
     }
 
     pub(in crate::client) fn end_write(&mut self, op: OpIndex, result: Result<(), Failure>) {
-        let Operation { space, page, .. } = *self.ops.peek(op);
-        self.ops.end_write(op);
-        self.ops.finish(op, result);
-        if self.ops.any_waiting() {
-            for next in self.ops.select(|o| o.stage == Stage::Waiting && o.space == space && o.page == page) {
+        let Operation { space, page, .. } = *self.pages.ops.peek(op);
+        self.pages.ops.end_write(op);
+        self.pages.ops.finish(op, result);
+        if self.pages.ops.any_waiting() {
+            for next in self.pages.ops.select(|o| o.stage == Stage::Waiting && o.space == space && o.page == page) {
                 self.try_op(next);
+            }
+        }
+    }
+
+    /// Operations of a slab that wait for it.
+    pub(in crate::client) fn wake_ops(&mut self, space: SpaceIndex, slab: SlabNo) {
+        for op in self.pages.waiting_for(&self.pool, space, slab) {
+            self.try_op(op);
+        }
+    }
+
+    /// The set of copies changed: writes may be done or have to go elsewhere, reads too.
+    pub(in crate::client) fn map_settled(&mut self, space: SpaceIndex, slab: SlabNo) {
+        let size = self.pool.map.size;
+        let of_slab = |page| size.slab(page).is_some_and(|s| s == slab);
+        for op in self.pages.ops.select(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page)) {
+            match self.pages.ops.peek(op).kind {
+                Kind::Read if !self.pages.is_answer_coming(&self.pool, &self.parity, op) => {
+                    self.pages.ask_for_page(&mut self.pool, &mut self.parity, op)
+                }
+                Kind::Read => {}
+                Kind::Write { .. } => {
+                    self.pages.send_write(&mut self.pool, op);
+                    self.check_write(op);
+                }
+            }
+        }
+        self.wake_ops(space, slab);
+    }
+}
+
+impl Pages {
+    /// A read, from its beginning. `false`: there is no slot for it.
+    pub(in crate::client) fn begin_again(
+        &mut self,
+        pool: &mut Pool,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        page: PageNo,
+        class: Class,
+        asked: (Token, Time),
+    ) -> bool {
+        let look = if pool.map.is_followed(space) { pool.map.look_needed(space) } else { 0 };
+        let op = self.ops.begin(Kind::Read, space, page, class, asked);
+        op.is_some_and(|op| {
+            self.ops.get(op).look = look;
+            self.try_read(pool, parity, op);
+            true
+        })
+    }
+
+    /// What a write is to write, which is put where it is sealed.
+    pub(in crate::client) fn store_write(
+        &mut self,
+        pool: &mut Pool,
+        op: OpIndex,
+        version: Version,
+        content: impl FnOnce(&mut Page),
+    ) {
+        let Operation { space, page, .. } = *self.ops.peek(op);
+        self.ops.get(op).version = version;
+        content(self.ops.content(op));
+        pool.map.spaces[space].key.seal(page, version, self.ops.room(op));
+    }
+
+    fn try_read(&mut self, pool: &mut Pool, parity: &mut Parity, op: OpIndex) {
+        let Operation { space, page, .. } = *self.ops.peek(op);
+        if pool.map.spaces[space].is_taken {
+            return self.ops.finish(op, Err(Failure::Fenced));
+        }
+        if pool.map.is_followed(space) {
+            return self.try_follow(pool, parity, op);
+        }
+        // The map that is being looked up decides.
+        if pool.map.spaces[space].is_stale {
+            return;
+        }
+        let Some(number) = pool.map.slab_of(page) else { return };
+        let slab = &pool.map.spaces[space].slabs[number];
+        match slab.phase {
+            Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
+            Phase::Vacant | Phase::Granting(_) | Phase::Leaving => self.read_zero(pool, op),
+            Phase::Opening(_) if pool.is_out_of_reach(space, number) && !self.ops.get(op).is_own => {
+                self.ops.finish(op, Err(Failure::Silent));
+            }
+            Phase::Opening(_) if pool.map.waits_for_map(space, number) => pool.map.mark(space, number),
+            Phase::Opening(_) | Phase::Followed => {}
+            Phase::Open => {
+                // What is being written is as good as what was; and this is at hand.
+                if let Some(writer) = self.ops.writer(space, page) {
+                    return self.read_from_buffer(pool, op, writer);
+                }
+                let index = pool.map.size.index(page);
+                if slab.is_disputed(index) {
+                    pool.stats.bad_pages += 1;
+                    return self.ops.finish(op, Err(Failure::Corrupt));
+                }
+                let version = slab.version(index);
+                if !version.has_content() {
+                    return self.read_zero(pool, op);
+                }
+                self.ops.get(op).version = version;
+                self.ask_for_page(pool, parity, op);
+            }
+        }
+    }
+
+    pub(in crate::client) fn read_zero(&mut self, pool: &mut Pool, op: OpIndex) {
+        pool.stats.reads_local += 1;
+        self.ops.get(op).has_content = false;
+        self.ops.finish(op, Ok(()));
+    }
+
+    fn read_from_buffer(&mut self, pool: &mut Pool, op: OpIndex, writer: OpIndex) {
+        let Operation { space, page, version, kind, .. } = *self.ops.peek(writer);
+        if kind == (Kind::Write { trim: true }) {
+            return self.read_zero(pool, op);
+        }
+        let opened = match self.ops.content_and_sealed(op, writer) {
+            Some((content, sealed)) => pool.map.spaces[space].key.open(page, version, &sealed[..], content),
+            None => Err(Rejected::NotAuthentic),
+        };
+        pool.stats.reads_local += 1;
+        self.ops.get(op).has_content = true;
+        self.ops.finish(op, opened.map_err(|_| Failure::Corrupt));
+    }
+
+    /// Asks the nearest copy that was not asked yet; any copy, where all were.
+    pub(in crate::client) fn ask_for_page(&mut self, pool: &mut Pool, parity: &mut Parity, op: OpIndex) {
+        let Operation { space, page, sent, .. } = *self.ops.peek(op);
+        let Some(number) = pool.map.slab_of(page) else { return };
+        if pool.map.is_followed(space) {
+            return self.ask_followed(pool, parity, op);
+        }
+        if pool.map.spaces[space].is_stale {
+            return self.ops.activate(op);
+        }
+        if pool.map.is_grouped(space, number) {
+            return self.ask_group(pool, parity, op, number);
+        }
+        let copies = pool.copies_to_read(space, number);
+        let near = |peer: &PeerIndex| {
+            (pool.sessions.peers[*peer].is_down(), sent.has(*peer), pool.sessions.peers[*peer].round_trip())
+        };
+        // Without a copy that can be trusted, the change of the map decides; one that is to be told of this reader is asked then.
+        let Some(peer) = copies.iter().min_by_key(near) else {
+            let unknown = pool.sound_copies(space, number);
+            let is_away = !unknown.is_empty() && unknown.iter().all(|peer| pool.sessions.peers[peer].is_down());
+            if self.ops.peek(op).is_own {
+                self.put_back(pool, parity, op);
+            } else if self.is_refused(pool, op, number) {
+                pool.stats.bad_pages += 1;
+                self.fail_read(pool, parity, op, Failure::Corrupt);
+            } else if !(is_away && self.queue_read(pool, parity, op)) {
+                self.ops.activate(op);
+            }
+            return pool.map.mark(space, number);
+        };
+        if pool.sessions.peers[peer].is_down() && self.queue_read(pool, parity, op) {
+            return;
+        }
+        let asked = |e: &Exchange| e.peer == peer && e.role == Role::Read { op };
+        if !sent.has(peer) || pool.sessions.exchanges.find(asked).is_none() {
+            self.ask_copy(pool, op, peer);
+        }
+    }
+
+    pub(in crate::client) fn ask_copy(&mut self, pool: &mut Pool, op: OpIndex, peer: PeerIndex) {
+        let Operation { space, page, class, version, .. } = *self.ops.peek(op);
+        let request = Request { role: Role::Read { op }, peer, op: Wire::Read, class, space, page, version };
+        if pool.ask(request) {
+            self.ops.activate(op);
+            self.ops.get(op).exchanges += 1;
+            self.ops.get(op).sent.insert(peer);
+        }
+    }
+
+    /// To every copy that has not been sent it.
+    pub(in crate::client) fn send_write(&mut self, pool: &mut Pool, op: OpIndex) {
+        let Operation { space, page, class, version, sent, kind, is_reported, .. } = *self.ops.peek(op);
+        let Some(number) = pool.map.slab_of(page) else { return };
+        let mirror = pool.map.spaces[space].slabs[number].repair.as_ref().and_then(|repair| repair.mirror());
+        let mut targets = pool.required(space, number).union(mirror.into_iter().collect()).minus(sent);
+        if is_reported {
+            // What asks for long takes no exchange from others; and who has lost the slab is not asked until the map says so, too.
+            let failed = pool.map.spaces[space].slabs[number].failed;
+            targets = targets.minus(failed).iter().filter(|peer| !pool.sessions.peers[*peer].is_down()).collect();
+        }
+        let wire = if kind == (Kind::Write { trim: true }) { Wire::Trim } else { Wire::Write };
+        for peer in targets.iter() {
+            let request = Request { role: Role::Write { op }, peer, op: wire, class, space, page, version };
+            if pool.ask(request) {
+                self.ops.get(op).sent.insert(peer);
+                self.ops.get(op).exchanges += 1;
             }
         }
     }
@@ -307,70 +346,57 @@ impl Client {
     }
 
     /// A page came: the version that a copy has, and where it was put together.
-    pub(in crate::client) fn finish_read(&mut self, op: OpIndex, result: Result<bool, Failure>) {
+    pub(in crate::client) fn finish_read(
+        &mut self,
+        pool: &mut Pool,
+        parity: &mut Parity,
+        op: OpIndex,
+        result: Result<bool, Failure>,
+    ) {
         if self.ops.peek(op).stage != Stage::Active {
             return;
         }
         self.ops.get(op).has_content = result == Ok(true);
         self.ops.finish(op, result.map(drop));
-        self.drop_exchanges(op);
+        self.drop_exchanges(pool, parity, op);
     }
 
     /// No answer is wanted any more: of a second copy, or of one that is away.
-    pub(in crate::client) fn drop_exchanges(&mut self, op: OpIndex) {
-        self.drop_stripe(op);
+    pub(in crate::client) fn drop_exchanges(&mut self, pool: &mut Pool, parity: &mut Parity, op: OpIndex) {
+        self.drop_stripe(pool, parity, op);
         while self.ops.peek(op).exchanges > 0 {
             let own = Role::Read { op };
-            let found = self.pool.sessions.exchanges.find(|e| e.role == own || e.role == Role::Write { op });
+            let found = pool.sessions.exchanges.find(|e| e.role == own || e.role == Role::Write { op });
             let Some(exchange) = found else { return };
-            self.pool.sessions.end_exchange(exchange.id);
+            pool.sessions.end_exchange(exchange.id);
             self.op_exchange_ended(op);
         }
     }
 
-    /// Operations of a slab that wait for it.
-    pub(in crate::client) fn wake_ops(&mut self, space: SpaceIndex, slab: SlabNo) {
-        for op in self.waiting_for(space, slab) {
-            self.try_op(op);
-        }
-    }
-
-    /// The set of copies changed: writes may be done or have to go elsewhere, reads too.
-    pub(in crate::client) fn map_settled(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let size = self.pool.map.size;
-        let of_slab = |page| size.slab(page).is_some_and(|s| s == slab);
-        for op in self.ops.select(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page)) {
-            match self.ops.peek(op).kind {
-                Kind::Read if !self.is_answer_coming(op) => self.ask_for_page(op),
-                Kind::Read => {}
-                Kind::Write { .. } => {
-                    self.send_write(op);
-                    self.check_write(op);
-                }
-            }
-        }
-        self.wake_ops(space, slab);
-    }
-
     /// A copy is gone: should there be another one at the same server, it has nothing of what this one had.
-    pub(in crate::client) fn unsend_writes(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
-        let size = self.pool.map.size;
+    pub(in crate::client) fn unsend_writes(&mut self, pool: &Pool, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
+        let size = pool.map.size;
         let of_slab = |page| size.slab(page).is_some_and(|s| s == slab);
         self.ops.unsend(peer, |op| op.space == space && of_slab(op.page));
     }
 
     /// What cannot begin before something is known of a slab.
-    pub(in crate::client) fn waiting_for(&self, space: SpaceIndex, slab: SlabNo) -> Selected {
-        let of_slab = |page| self.pool.map.slab_of(page) == Some(slab);
+    pub(in crate::client) fn waiting_for(&self, pool: &Pool, space: SpaceIndex, slab: SlabNo) -> Selected {
+        let of_slab = |page| pool.map.slab_of(page) == Some(slab);
         self.ops.select(|op| op.stage == Stage::Waiting && op.space == space && of_slab(op.page))
     }
 
     /// The next result. Of a read `take` is given the page, in room that may be exchanged for other; nothing if that is zero.
-    pub(in crate::client) fn next_event(&mut self, take: impl FnOnce(Option<&mut Box<SealedPage>>)) -> Option<Event> {
+    pub(in crate::client) fn next_event(
+        &mut self,
+        pool: &mut Pool,
+        parity: &mut Parity,
+        take: impl FnOnce(Option<&mut Box<SealedPage>>),
+    ) -> Option<Event> {
         if let Some(Reported { token, class, since }) = self.ops.next_told() {
-            self.pool.stats.writes_took[class as usize].record(self.pool.now.since(since));
-            self.pool.stats.unanswered += 1;
-            self.resume_waiting();
+            pool.stats.writes_took[class as usize].record(pool.now.since(since));
+            pool.stats.unanswered += 1;
+            self.resume_waiting(pool, parity);
             return Some(Event::Written { token, result: Err(Failure::Silent) });
         }
         if let Some(event) = self.confirms.next_event() {
@@ -382,12 +408,11 @@ impl Client {
         if kind == Kind::Read {
             take(has_content.then(|| self.ops.page_of(op)));
         }
-        let latencies =
-            if kind == Kind::Read { &mut self.pool.stats.reads_took } else { &mut self.pool.stats.writes_took };
-        latencies[class as usize].record(self.pool.now.since(since));
-        self.pool.stats.unanswered += u64::from(result == Err(Failure::Silent));
+        let latencies = if kind == Kind::Read { &mut pool.stats.reads_took } else { &mut pool.stats.writes_took };
+        latencies[class as usize].record(pool.now.since(since));
+        pool.stats.unanswered += u64::from(result == Err(Failure::Silent));
         self.ops.let_go(op);
-        self.resume_waiting();
+        self.resume_waiting(pool, parity);
         match kind {
             Kind::Read => Some(Event::Read { token, result }),
             Kind::Write { .. } => Some(Event::Written { token, result }),

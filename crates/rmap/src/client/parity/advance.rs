@@ -65,9 +65,9 @@ impl Client {
     /// What does not belong to any one slab. `true` if slabs have to be looked at again.
     pub(in crate::client) fn maintain_parity(&mut self) -> bool {
         if self.parity.stripes.has_turn() {
-            self.begin_waiting_stripes();
+            self.pages.begin_waiting_stripes(&mut self.pool, &mut self.parity);
         }
-        let any = self.take_own_results();
+        let any = self.pages.take_own_results(&mut self.pool);
         self.maintain_ledger() || any
     }
 
@@ -167,7 +167,7 @@ impl Client {
                 self.slab_is_lost(space, slab, Failure::Lost);
             }
             Table::Gone => return false,
-            _ => self.read_table(space, slab),
+            _ => self.parity.read_table(&mut self.pool, &self.pages, space, slab),
         }
         true
     }
@@ -186,7 +186,7 @@ impl Client {
     }
 
     pub(super) fn maintain_column(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        self.retry_reads(space, slab);
+        self.pages.retry_reads(&mut self.pool, &mut self.parity, space, slab);
         if self.pool.map.spaces[space].tenure == Tenure::Reader {
             self.pool.look_after(&self.parity, space, slab);
         } else {

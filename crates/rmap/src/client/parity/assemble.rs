@@ -6,6 +6,7 @@ use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{CopyIndex, GroupIndex, OpIndex, PeerIndex, SpaceIndex, StripeIndex};
 use crate::client::map::Map;
 use crate::client::ops::{Kind, Operation, Stage};
+use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::peer::PeerSet;
 use crate::client::pool::Pool;
@@ -15,82 +16,6 @@ use crate::units::{Class, PAGE_SIZE, SEALED_SIZE, SlabNo};
 use crate::wire::message::{Op as Wire, Status};
 
 impl Client {
-    /// Asks for a page of a group that has parity: its own copy, if that can be asked, else those that it can be put together
-    /// from. Where neither can be, the read waits for a server or for another map.
-    pub(in crate::client) fn ask_group(&mut self, op: OpIndex, slab: SlabNo) {
-        let Operation { space, sent, is_bad_itself, exchanges, .. } = *self.ops.peek(op);
-        let copies = self.pool.copies_to_ask(space, slab);
-        let near = |peer: &PeerIndex| (sent.has(*peer), self.pool.sessions.peers[*peer].round_trip());
-        let up =
-            copies.iter().filter(|peer| !is_bad_itself && !self.pool.sessions.peers[*peer].is_down()).min_by_key(near);
-        if let Some(peer) = up {
-            return self.ask_copy(op, peer);
-        }
-        if self.read_degraded(op) {
-            return;
-        }
-        if !is_bad_itself {
-            if !self.queue_read(op) {
-                self.ops.activate(op);
-            }
-            return;
-        }
-        let is_gone = |column: SlabNo| {
-            let state = &self.pool.map.spaces[space].slabs[column];
-            self.pool.sessions.peers_of(&state.entry).minus(state.failed).is_empty()
-        };
-        if exchanges == 0 && self.pool.map.other_columns(space, slab).any(is_gone) {
-            self.finish_read(op, Err(Failure::Corrupt));
-        } else if exchanges == 0 && self.pool.others_are_out_of_reach(space, slab) {
-            self.finish_read(op, Err(Failure::Silent));
-        }
-    }
-
-    /// Something has changed: reads that wait may have somebody to ask.
-    pub(in crate::client::parity) fn retry_reads(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let size = self.pool.map.size;
-        let waits = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.exchanges == 0;
-        for op in self.ops.select(|op| waits(op) && op.space == space && size.slab(op.page) == Some(slab)) {
-            if !self.parity.stripes.is_waiting(op) {
-                self.ask_for_page(op);
-            }
-        }
-    }
-
-    /// Reads a page whose own copy cannot be asked, or is bad. `false` if not all of the others can be read now.
-    pub(in crate::client) fn read_degraded(&mut self, op: OpIndex) -> bool {
-        let (space, page, class, version) = {
-            let op = self.ops.peek(op);
-            (op.space, op.page, op.class, op.version)
-        };
-        let (Some(slab), index) = (self.pool.map.slab_of(page), self.pool.map.size.index(page)) else { return false };
-        if !self.pool.can_reconstruct(space, slab) {
-            return false;
-        }
-        self.ops.activate(op);
-        // Of a read that was asked elsewhere before: the page may have been written meanwhile, and others have to fit what it is now.
-        let version = version.max(self.pool.map.spaces[space].slabs[slab].version(index));
-        if !version.has_content() {
-            self.finish_read(op, Ok(false));
-            return true;
-        }
-        self.ops.get(op).version = version;
-        if self.parity.stripes.of_read(op).is_some() {
-            return true;
-        }
-        let free = self.parity.stripes.free_for_read();
-        let begun = free.zip(self.pool.sources(space, slab, index)).is_some_and(|(stripe, sources)| {
-            let job = Job { purpose: Purpose::Read { op }, space, slab, index, version };
-            self.parity.begin_stripe(&mut self.pool, stripe, job, &sources, class)
-        });
-        if begun {
-            self.ops.get(op).exchanges += 1;
-        } else {
-            self.parity.stripes.wait(op);
-        }
-        true
-    }
-
     /// Makes what a slab in the making has at `index`, for a copy that has its slot already.
     pub(in crate::client) fn begin_stripe_copy(
         &mut self,
@@ -112,40 +37,12 @@ impl Client {
         })
     }
 
-    /// Reads that can be put together now.
-    pub(in crate::client::parity) fn begin_waiting_stripes(&mut self) {
-        for _ in 0..self.parity.stripes.waiting() {
-            let Some(op) = self.parity.stripes.next_waiting() else { return };
-            let about = *self.ops.peek(op);
-            let waits = about.stage == Stage::Active && about.kind == Kind::Read;
-            if waits && !self.is_answer_coming(op) {
-                self.ask_for_page(op);
-            }
-        }
-    }
-
-    /// Whether a read has asked somebody who answers. What a silent server was asked does not come, though it may be under way for long.
-    pub(in crate::client) fn is_answer_coming(&self, op: OpIndex) -> bool {
-        let asks = |e: &Exchange| e.role == Role::Read { op } && !self.pool.sessions.peers[e.peer].is_down();
-        self.ops.peek(op).exchanges > 0
-            && (self.pool.sessions.exchanges.find(asks).is_some() || self.parity.stripes.of_read(op).is_some())
-    }
-
-    /// No answer is wanted any more to a read.
-    pub(in crate::client) fn drop_stripe(&mut self, op: OpIndex) {
-        if let Some(stripe) = self.parity.stripes.of_read(op)
-            && self.parity.end_stripe(&mut self.pool, stripe).is_some()
-        {
-            self.op_exchange_ended(op);
-        }
-    }
-
     /// Servers fell silent, or a copy is none any more: what was asked there does not come.
     pub(in crate::client) fn stripe_interrupted(&mut self, stripe: StripeIndex) {
         let Some(job) = self.parity.end_stripe(&mut self.pool, stripe) else { return };
         match job.purpose {
             Purpose::Read { op } => {
-                self.op_exchange_ended(op);
+                self.pages.op_exchange_ended(op);
                 self.parity.stripes.begin_anew(op);
             }
             Purpose::Copy { copy } => self.copy_failed(copy),
@@ -234,12 +131,17 @@ impl Client {
         let key = &self.pool.map.spaces[space].key;
         match purpose {
             Purpose::Read { op } => {
-                let opened = key.open(page, version, self.parity.stripes.sum(stripe), self.ops.content(op));
+                let opened = key.open(page, version, self.parity.stripes.sum(stripe), self.pages.ops.content(op));
                 self.parity.end_stripe(&mut self.pool, stripe);
-                self.op_exchange_ended(op);
+                self.pages.op_exchange_ended(op);
                 self.pool.stats.degraded += u64::from(opened.is_ok());
                 self.pool.stats.bad_pages += u64::from(opened.is_err());
-                self.finish_read(op, opened.map(|()| true).map_err(|_| Failure::Corrupt));
+                self.pages.finish_read(
+                    &mut self.pool,
+                    &mut self.parity,
+                    op,
+                    opened.map(|()| true).map_err(|_| Failure::Corrupt),
+                );
             }
             Purpose::Copy { copy } => {
                 let mut content = [0; PAGE_SIZE];
@@ -260,8 +162,8 @@ impl Client {
         let Some(Job { purpose, space, slab, .. }) = self.parity.end_stripe(&mut self.pool, stripe) else { return };
         match purpose {
             Purpose::Read { op } => {
-                self.op_exchange_ended(op);
-                self.finish_read(op, Err(Failure::Corrupt));
+                self.pages.op_exchange_ended(op);
+                self.pages.finish_read(&mut self.pool, &mut self.parity, op, Err(Failure::Corrupt));
             }
             Purpose::Copy { copy } => {
                 // As it is, this slab cannot be made anew. Another map, or another reader, may change that.
@@ -269,6 +171,117 @@ impl Client {
                     self.pool.map.is_grouped(space, slab) || self.pool.map.spaces[space].layout.is_parity(slab);
                 self.copy_failed(copy);
             }
+        }
+    }
+}
+
+impl Pages {
+    /// Asks for a page of a group that has parity: its own copy, if that can be asked, else those that it can be put together
+    /// from. Where neither can be, the read waits for a server or for another map.
+    pub(in crate::client) fn ask_group(&mut self, pool: &mut Pool, parity: &mut Parity, op: OpIndex, slab: SlabNo) {
+        let Operation { space, sent, is_bad_itself, exchanges, .. } = *self.ops.peek(op);
+        let copies = pool.copies_to_ask(space, slab);
+        let near = |peer: &PeerIndex| (sent.has(*peer), pool.sessions.peers[*peer].round_trip());
+        let up = copies.iter().filter(|peer| !is_bad_itself && !pool.sessions.peers[*peer].is_down()).min_by_key(near);
+        if let Some(peer) = up {
+            return self.ask_copy(pool, op, peer);
+        }
+        if self.read_degraded(pool, parity, op) {
+            return;
+        }
+        if !is_bad_itself {
+            if !self.queue_read(pool, parity, op) {
+                self.ops.activate(op);
+            }
+            return;
+        }
+        let is_gone = |column: SlabNo| {
+            let state = &pool.map.spaces[space].slabs[column];
+            pool.sessions.peers_of(&state.entry).minus(state.failed).is_empty()
+        };
+        if exchanges == 0 && pool.map.other_columns(space, slab).any(is_gone) {
+            self.finish_read(pool, parity, op, Err(Failure::Corrupt));
+        } else if exchanges == 0 && pool.others_are_out_of_reach(space, slab) {
+            self.finish_read(pool, parity, op, Err(Failure::Silent));
+        }
+    }
+
+    /// Something has changed: reads that wait may have somebody to ask.
+    pub(in crate::client::parity) fn retry_reads(
+        &mut self,
+        pool: &mut Pool,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        let size = pool.map.size;
+        let waits = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.exchanges == 0;
+        for op in self.ops.select(|op| waits(op) && op.space == space && size.slab(op.page) == Some(slab)) {
+            if !parity.stripes.is_waiting(op) {
+                self.ask_for_page(pool, parity, op);
+            }
+        }
+    }
+
+    /// Reads a page whose own copy cannot be asked, or is bad. `false` if not all of the others can be read now.
+    pub(in crate::client) fn read_degraded(&mut self, pool: &mut Pool, parity: &mut Parity, op: OpIndex) -> bool {
+        let (space, page, class, version) = {
+            let op = self.ops.peek(op);
+            (op.space, op.page, op.class, op.version)
+        };
+        let (Some(slab), index) = (pool.map.slab_of(page), pool.map.size.index(page)) else { return false };
+        if !pool.can_reconstruct(space, slab) {
+            return false;
+        }
+        self.ops.activate(op);
+        // Of a read that was asked elsewhere before: the page may have been written meanwhile, and others have to fit what it is now.
+        let version = version.max(pool.map.spaces[space].slabs[slab].version(index));
+        if !version.has_content() {
+            self.finish_read(pool, parity, op, Ok(false));
+            return true;
+        }
+        self.ops.get(op).version = version;
+        if parity.stripes.of_read(op).is_some() {
+            return true;
+        }
+        let free = parity.stripes.free_for_read();
+        let begun = free.zip(pool.sources(space, slab, index)).is_some_and(|(stripe, sources)| {
+            let job = Job { purpose: Purpose::Read { op }, space, slab, index, version };
+            parity.begin_stripe(pool, stripe, job, &sources, class)
+        });
+        if begun {
+            self.ops.get(op).exchanges += 1;
+        } else {
+            parity.stripes.wait(op);
+        }
+        true
+    }
+
+    /// Reads that can be put together now.
+    pub(in crate::client::parity) fn begin_waiting_stripes(&mut self, pool: &mut Pool, parity: &mut Parity) {
+        for _ in 0..parity.stripes.waiting() {
+            let Some(op) = parity.stripes.next_waiting() else { return };
+            let about = *self.ops.peek(op);
+            let waits = about.stage == Stage::Active && about.kind == Kind::Read;
+            if waits && !self.is_answer_coming(pool, parity, op) {
+                self.ask_for_page(pool, parity, op);
+            }
+        }
+    }
+
+    /// Whether a read has asked somebody who answers. What a silent server was asked does not come, though it may be under way for long.
+    pub(in crate::client) fn is_answer_coming(&self, pool: &Pool, parity: &Parity, op: OpIndex) -> bool {
+        let asks = |e: &Exchange| e.role == Role::Read { op } && !pool.sessions.peers[e.peer].is_down();
+        self.ops.peek(op).exchanges > 0
+            && (pool.sessions.exchanges.find(asks).is_some() || parity.stripes.of_read(op).is_some())
+    }
+
+    /// No answer is wanted any more to a read.
+    pub(in crate::client) fn drop_stripe(&mut self, pool: &mut Pool, parity: &mut Parity, op: OpIndex) {
+        if let Some(stripe) = parity.stripes.of_read(op)
+            && parity.end_stripe(pool, stripe).is_some()
+        {
+            self.op_exchange_ended(op);
         }
     }
 }

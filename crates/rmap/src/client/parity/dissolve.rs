@@ -25,6 +25,7 @@ use super::Members;
 use super::cold::Course;
 use crate::client::index::{GroupIndex, OpIndex, PeerIndex, SpaceIndex};
 use crate::client::map::Map;
+use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::pool::Pool;
 use crate::client::sessions::Sessions;
@@ -44,7 +45,7 @@ enum Footing {
 impl Client {
     /// A write is about to begin. `true` if it has to wait until its group has no parity.
     pub(in super::super) fn waits_for_group(&mut self, op: OpIndex, slab: SlabNo) -> bool {
-        let space = self.ops.peek(op).space;
+        let space = self.pages.ops.peek(op).space;
         let Some(group) = self.pool.map.spaces[space].layout.group(slab) else { return false };
         self.note_change(space, slab);
         if !self.pool.map.is_frozen(space, group) || self.pool.has(Fault::WritesToFrozen) {
@@ -168,7 +169,7 @@ impl Client {
         let members = self.pool.map.held_members(space, group);
         let any = |footing: Footing| members.iter().any(|slab| self.footing(space, *slab) == footing);
         if any(Footing::Gone) {
-            return self.decline_group(now, space, group);
+            return self.parity.decline_group(&mut self.pool, &mut self.pages, now, space, group);
         }
         if any(Footing::Waits) || !self.pool.members_live(now, space, group, &members, doubt) {
             return;
@@ -179,30 +180,13 @@ impl Client {
         self.pool.map.propose(space, parity, MapEntry::empty());
     }
 
-    /// What is gone of a group cannot be made anew. A server that may still come, with room or with what is missing, is waited for.
-    fn decline_group(&mut self, now: Time, space: SpaceIndex, group: GroupIndex) {
-        let layout = self.pool.map.spaces[space].layout;
-        if self.pool.sessions.someone_may_come() {
-            return;
-        }
-        if let Some(at) = self.pool.patience_ends(now) {
-            return self.pool.map.mark_at(at, space, layout.parity(group));
-        }
-        self.parity.cold.forget_refused(space, group);
-        for slab in layout.members(group) {
-            if matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant) {
-                self.decline_ops(space, slab, now);
-            }
-        }
-    }
-
     /// Writes that wait for the map's word on a group end in time.
     pub(super) fn decline_late(&mut self, space: SpaceIndex, slab: SlabNo) {
         let is_known = matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant);
         let waits = |op: &Operation| {
             op.stage == Stage::Waiting && op.space == space && self.pool.map.slab_of(op.page) == Some(slab)
         };
-        if is_known && self.pool.ends_unmapped() && self.ops.any(waits) {
+        if is_known && self.pool.ends_unmapped() && self.pages.ops.any(waits) {
             self.wait_for_map_of_group(space, slab);
         }
     }
@@ -237,6 +221,25 @@ impl Client {
                 _ => self.wake_ops(space, slab),
             }
             self.pool.map.mark(space, slab);
+        }
+    }
+}
+
+impl Parity {
+    /// What is gone of a group cannot be made anew. A server that may still come, with room or with what is missing, is waited for.
+    fn decline_group(&mut self, pool: &mut Pool, pages: &mut Pages, now: Time, space: SpaceIndex, group: GroupIndex) {
+        let layout = pool.map.spaces[space].layout;
+        if pool.sessions.someone_may_come() {
+            return;
+        }
+        if let Some(at) = pool.patience_ends(now) {
+            return pool.map.mark_at(at, space, layout.parity(group));
+        }
+        self.cold.forget_refused(space, group);
+        for slab in layout.members(group) {
+            if matches!(pool.map.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant) {
+                pages.decline_ops(pool, space, slab, now);
+            }
         }
     }
 }

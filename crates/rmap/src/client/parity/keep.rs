@@ -30,7 +30,7 @@ impl Client {
             match self.pool.map.spaces[space].slabs[*slab].table {
                 Table::Known | Table::Compared { .. } | Table::Written { .. } | Table::Refused => {}
                 Table::Wanting => self.parity.write_table(&mut self.pool, space, *slab),
-                _ => self.compare_table(space, *slab),
+                _ => self.parity.compare_table(&mut self.pool, &self.pages, space, *slab),
             }
         }
         let is_known = |slab: &SlabNo| self.pool.map.spaces[space].slabs[*slab].table == Table::Known;

@@ -9,6 +9,7 @@ use crate::client::ledger::Table;
 use crate::client::map::Map;
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::outcome::COPIES_MAX;
+use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::parity::{LEDGER_COPIES, Members};
 use crate::client::peer::PeerSet;
@@ -85,7 +86,7 @@ impl Client {
         };
         let is_under_way = |op: &Operation| matches!(op.stage, Stage::Waiting | Stage::Active) || op.exchanges > 0;
         let is_write = |op: &Operation| op.kind != Kind::Read && of_group(op) && is_under_way(op);
-        held >= HELD_MIN && !self.ops.any(is_write)
+        held >= HELD_MIN && !self.pages.ops.any(is_write)
     }
 
     fn is_in_sync(&self, space: SpaceIndex, slab: SlabNo) -> bool {
@@ -116,7 +117,9 @@ impl Client {
         if cannot || !self.is_still(space, group) {
             return self.stop_making(space, group);
         }
-        if !self.is_written_down(space, group, &members) || self.pool.map.is_map_silent(now) {
+        if !self.parity.is_written_down(&mut self.pool, &self.pages, space, group, &members)
+            || self.pool.map.is_map_silent(now)
+        {
             return;
         }
         if matches!(self.pool.map.spaces[space].slabs[parity].phase, Phase::Vacant) {
@@ -129,20 +132,6 @@ impl Client {
             return self.stop_making(space, group);
         }
         self.keep_column(now, space, parity);
-    }
-
-    /// Whether the versions of all members are in the ledger, at both of its copies.
-    fn is_written_down(&mut self, space: SpaceIndex, group: GroupIndex, members: &Members) -> bool {
-        for slab in members.iter().copied() {
-            match self.pool.map.spaces[space].slabs[slab].table {
-                Table::Known | Table::Written { .. } => {}
-                // What an earlier making began has to end first: what the ledger has would be either.
-                _ if self.has_own(space, slab) => {}
-                _ => self.parity.write_table(&mut self.pool, space, slab),
-            }
-        }
-        let is_known = |slab: &SlabNo| self.pool.map.spaces[space].slabs[*slab].table == Table::Known;
-        members.iter().all(is_known) && self.pool.is_ledger_kept(space, group)
     }
 
     /// As if it had not begun. It is tried again when the group was quiet for as long as at first.
@@ -159,6 +148,29 @@ impl Client {
         state.epoch = epoch.unwrap_or(state.epoch);
         self.pool.map.tables.give_back(std::mem::take(&mut state.versions).into());
         self.pool.map.forget_tables(space, group);
+    }
+}
+
+impl Parity {
+    /// Whether the versions of all members are in the ledger, at both of its copies.
+    fn is_written_down(
+        &mut self,
+        pool: &mut Pool,
+        pages: &Pages,
+        space: SpaceIndex,
+        group: GroupIndex,
+        members: &Members,
+    ) -> bool {
+        for slab in members.iter().copied() {
+            match pool.map.spaces[space].slabs[slab].table {
+                Table::Known | Table::Written { .. } => {}
+                // What an earlier making began has to end first: what the ledger has would be either.
+                _ if pages.has_own(space, slab) => {}
+                _ => self.write_table(pool, space, slab),
+            }
+        }
+        let is_known = |slab: &SlabNo| pool.map.spaces[space].slabs[*slab].table == Table::Known;
+        members.iter().all(is_known) && pool.is_ledger_kept(space, group)
     }
 }
 

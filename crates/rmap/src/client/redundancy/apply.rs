@@ -22,7 +22,7 @@ impl Client {
     /// Looks at the next page, if it is time.
     pub(in crate::client) fn poll_scrub(&mut self, now: Time) {
         let Some(pass) = self.pool.config.scrub_pass else { return };
-        let effects = self.redundancy.scrub.poll(now, pass, &Context { pool: &self.pool, ops: &self.ops });
+        let effects = self.redundancy.scrub.poll(now, pass, &Context { pool: &self.pool, ops: &self.pages.ops });
         if let Some(id) = effects.cancel {
             self.cancel(id);
         }
@@ -39,7 +39,8 @@ impl Client {
         Answer { status, version, payload }: Answer<'_>,
     ) {
         let Some(slab) = self.pool.map.slab_of(asked.page) else { return };
-        let verdict = judge(&Context { pool: &self.pool, ops: &self.ops }, asked, slab, (status, version), payload);
+        let verdict =
+            judge(&Context { pool: &self.pool, ops: &self.pages.ops }, asked, slab, (status, version), payload);
         self.pool.stats.scrubbed += u64::from(matches!(verdict, Verdict::Right | Verdict::Bad { .. }));
         self.pool.stats.scrub_bad += u64::from(matches!(verdict, Verdict::Bad { .. }));
         if matches!(verdict, Verdict::Gone | Verdict::Bad { another_answers: true }) {
@@ -77,7 +78,7 @@ impl Client {
     pub(in crate::client) fn poll_vacating(&mut self, now: Time) {
         let Some(after) = self.pool.config.give_back_after else { return };
         while let Some((space, slab)) =
-            self.redundancy.vacating.poll(now, &Context { pool: &self.pool, ops: &self.ops })
+            self.redundancy.vacating.poll(now, &Context { pool: &self.pool, ops: &self.pages.ops })
         {
             let is_taken = self.pool.map.spaces[space].is_taken;
             let state = &mut self.pool.map.spaces[space].slabs[slab];
@@ -126,7 +127,7 @@ impl Client {
     /// Looks at the reservations that it is time for.
     pub(in crate::client) fn poll_reservations(&mut self, now: Time) {
         while let Some((space, wanted)) =
-            self.redundancy.reservations.poll(now, &Context { pool: &self.pool, ops: &self.ops })
+            self.redundancy.reservations.poll(now, &Context { pool: &self.pool, ops: &self.pages.ops })
         {
             for (peer, slabs) in wanted {
                 if self.pool.fence(space, peer) {

@@ -69,7 +69,7 @@ impl Client {
         let Some(Copy { space, slab, index, version: least, .. }) = self.redundancy.copies.get(copy) else {
             return true;
         };
-        if version < least || !self.was_issued(space, slab, index, version) {
+        if version < least || !self.pages.was_issued(&self.pool, space, slab, index, version) {
             return false;
         }
         let Space { slabs, layout, key, .. } = &self.pool.map.spaces[space];

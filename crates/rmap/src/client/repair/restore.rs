@@ -7,6 +7,7 @@ use crate::client::exchange::{Exchange, ExchangeId, Role};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::client::map::Map;
 use crate::client::ops::{Kind, Stage};
+use crate::client::pages::Pages;
 use crate::client::peer::PeerSet;
 use crate::client::pool::Pool;
 use crate::client::sessions::Sessions;
@@ -146,7 +147,7 @@ impl Client {
                 let leaving: PeerSet = replaces.into_iter().collect();
                 let stay = here.minus(leaving).union([peer].into_iter().collect());
                 if self.copy_missing(space, slab)
-                    && !self.has_unmirrored(space, slab, peer)
+                    && !self.pages.has_unmirrored(&self.pool, space, slab, peer)
                     && self.pool.may_leave(now, (space, slab), doubt, leaving, stay)
                 {
                     self.pool.map.set_step(space, slab, Step::Joining);
@@ -199,22 +200,11 @@ impl Client {
         let size = self.pool.map.size;
         let of_slab = |page| size.slab(page) == Some(slab);
         let write = |kind| matches!(kind, Kind::Write { .. });
-        for op in self.ops.select(|o| o.stage == Stage::Active && write(o.kind) && o.space == space && of_slab(o.page))
+        for op in
+            self.pages.ops.select(|o| o.stage == Stage::Active && write(o.kind) && o.space == space && of_slab(o.page))
         {
             self.check_write(op);
         }
-    }
-
-    /// Writes that the new copy does not get: they began before it.
-    fn has_unmirrored(&self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
-        let size = self.pool.map.size;
-        self.ops.any(|op| {
-            op.stage == Stage::Active
-                && matches!(op.kind, Kind::Write { .. })
-                && op.space == space
-                && size.slab(op.page) == Some(slab)
-                && !op.sent.has(peer)
-        })
     }
 
     /// Copies what the new copy lacks, as far as there is room. `true` if it lacks nothing.
@@ -311,16 +301,17 @@ impl Client {
     pub(in crate::client) fn was_cancelled(&mut self, exchange: &Exchange) {
         match exchange.role {
             Role::Read { op } => {
-                self.op_exchange_ended(op);
-                let again = self.ops.peek(op).stage == Stage::Active && !self.is_answer_coming(op);
+                self.pages.op_exchange_ended(op);
+                let again = self.pages.ops.peek(op).stage == Stage::Active
+                    && !self.pages.is_answer_coming(&self.pool, &self.parity, op);
                 if again
                     && !self.pool.map.spaces[exchange.space].is_taken
                     && !self.pool.map.spaces[exchange.space].is_stale
                 {
-                    self.ask_for_page(op);
+                    self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
                 }
             }
-            Role::Write { op } => self.op_exchange_ended(op),
+            Role::Write { op } => self.pages.op_exchange_ended(op),
             Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(copy),
             Role::Fence => self.pool.map.spaces[exchange.space].fencing.remove(exchange.peer),
             Role::Grant | Role::Versions | Role::Admit { .. } | Role::Order | Role::Listed => {
@@ -344,20 +335,36 @@ impl Client {
     /// has the slab's other pages.
     pub(in crate::client) fn page_is_bad(&mut self, op: OpIndex, peer: PeerIndex) {
         self.pool.stats.bad_pages += 1;
-        let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
+        let (space, page) = (self.pages.ops.get(op).space, self.pages.ops.get(op).page);
         let Some(slab) = self.pool.map.slab_of(page) else { return };
         let others = self.pool.sound_copies(space, slab);
         if others.iter().any(|other| other != peer && self.pool.sessions.peers[other].is_up()) {
             self.copy_lost(space, slab, peer);
-            if self.ops.peek(op).stage == Stage::Active && !self.is_answer_coming(op) {
-                self.ask_for_page(op);
+            if self.pages.ops.peek(op).stage == Stage::Active
+                && !self.pages.is_answer_coming(&self.pool, &self.parity, op)
+            {
+                self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
             }
         } else if self.pool.map.is_grouped(space, slab) {
-            self.ops.get(op).is_bad_itself = true;
-            self.ask_for_page(op);
+            self.pages.ops.get(op).is_bad_itself = true;
+            self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
         } else {
-            self.finish_read(op, Err(Failure::Corrupt));
+            self.pages.finish_read(&mut self.pool, &mut self.parity, op, Err(Failure::Corrupt));
         }
+    }
+}
+
+impl Pages {
+    /// Writes that the new copy does not get: they began before it.
+    fn has_unmirrored(&self, pool: &Pool, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
+        let size = pool.map.size;
+        self.ops.any(|op| {
+            op.stage == Stage::Active
+                && matches!(op.kind, Kind::Write { .. })
+                && op.space == space
+                && size.slab(op.page) == Some(slab)
+                && !op.sent.has(peer)
+        })
     }
 }
 

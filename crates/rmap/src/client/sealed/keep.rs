@@ -28,7 +28,7 @@ impl Client {
         }
         self.pool.map.questions.forget(space, |request| matches!(request, ControlRequest::Change(_)));
         self.end_own_writes(space);
-        self.put_back_reads(|op| op.space == space);
+        self.pages.put_back_reads(&mut self.pool, &mut self.parity, |op| op.space == space);
         // Whoever asked for parity may ask again.
         self.pool.map.spaces[space].wants_parity = false;
         self.pool.begin_watch(space);
@@ -81,9 +81,9 @@ impl Client {
             self.parity.ledger.wake();
             // What came meanwhile was not looked at, and what was asked of those who refuse is asked elsewhere.
             self.pool.map.mark_all_of(space);
-            self.ask_again(space);
+            self.pages.ask_again(&mut self.pool, &mut self.parity, space);
             // Slabs that are in no map, and that read as zeros, are not opened anew.
-            for op in self.ops.select(|op| op.stage == Stage::Waiting && op.space == space) {
+            for op in self.pages.ops.select(|op| op.stage == Stage::Waiting && op.space == space) {
                 self.try_op(op);
             }
         }
@@ -135,7 +135,7 @@ impl Client {
     /// What was to be written beside the pages is the next keeper's to write.
     fn end_own_writes(&mut self, space: SpaceIndex) {
         self.parity.ledger.end_writes(space);
-        for op in self.ops.select(|op| op.space == space && matches!(op.kind, Kind::Write { .. })) {
+        for op in self.pages.ops.select(|op| op.space == space && matches!(op.kind, Kind::Write { .. })) {
             self.fail_op(op, Failure::Fenced);
         }
     }
@@ -149,11 +149,11 @@ impl Client {
     fn reopen_as(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry, phase: Phase) {
         let size = self.pool.map.size;
         let of_slab = |page| size.slab(page) == Some(slab);
-        self.put_back_reads(|op| op.space == space && of_slab(op.page));
+        self.pages.put_back_reads(&mut self.pool, &mut self.parity, |op| op.space == space && of_slab(op.page));
         let reads = |stage: Stage, kind: Kind| stage == Stage::Active && kind == Kind::Read;
-        for op in self.ops.select(|op| reads(op.stage, op.kind) && op.space == space && of_slab(op.page)) {
-            self.drop_exchanges(op);
-            self.ops.wait_again(op);
+        for op in self.pages.ops.select(|op| reads(op.stage, op.kind) && op.space == space && of_slab(op.page)) {
+            self.pages.drop_exchanges(&mut self.pool, &mut self.parity, op);
+            self.pages.ops.wait_again(op);
         }
         let ends = |role: Role| !(role.is_of_space() || role == Role::Release);
         while let Some(exchange) =
@@ -215,8 +215,8 @@ impl Client {
         if any {
             self.map_settled(space, slab);
         } else {
-            for op in self.waiting_for(space, slab) {
-                if self.is_refused(op, slab) {
+            for op in self.pages.waiting_for(&self.pool, space, slab) {
+                if self.pages.is_refused(&self.pool, op, slab) {
                     self.pool.stats.bad_pages += 1;
                     self.fail_op(op, Failure::Corrupt);
                 }

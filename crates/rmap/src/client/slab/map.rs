@@ -28,7 +28,7 @@ impl Client {
                     _ => self.space_taken(space),
                 }
             }
-            (ControlRequest::Confirm { .. }, ControlReply::Done) => self.confirmed(space, id),
+            (ControlRequest::Confirm { .. }, ControlReply::Done) => self.pages.confirmed(&mut self.pool, space, id),
             (ControlRequest::Confirm { .. }, _) => self.space_taken(space),
             (_, ControlReply::Seen(today)) if self.pool.map.is_followed(space) => self.followed_seen(now, space, today),
             (_, ControlReply::Seen(today)) => self.space_seen(now, space, today, Tenure::Reader),
@@ -105,7 +105,7 @@ impl Client {
         }
         // One that is still being read elsewhere would be written here once it has come.
         self.end_copies_to(space, slab, peer);
-        self.unsend_writes(space, slab, peer);
+        self.pages.unsend_writes(&self.pool, space, slab, peer);
     }
 
     /// Another owner has the space. Of a sealed one nothing is lost but the right to keep it.
@@ -137,8 +137,8 @@ impl Client {
             self.end_repair(space, slab);
         }
         self.fail_ops(space, None, crate::client::Failure::Fenced);
-        self.resume_space(space);
-        self.refuse_confirms(space);
+        self.pages.resume_space(&mut self.pool, &mut self.parity, space);
+        self.pages.refuse_confirms(space);
     }
 }
 

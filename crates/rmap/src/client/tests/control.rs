@@ -130,7 +130,7 @@ fn a_write_that_waits_for_a_copy_to_leave_ends() {
         }
         pool.pass(Duration::from_secs(3));
         assert_eq!(results(&mut pool), []);
-        assert!(pool.client.ops.is_idle() && pool.client.ops.has_no_writer());
+        assert!(pool.client.pages.ops.is_idle() && pool.client.pages.ops.has_no_writer());
         assert_eq!([pool.read(0), pool.read(1)], [Ok(2), Ok(1)]);
         pool.no_control = false;
         assert_eq!([pool.write(0, 4), pool.write(1, 5)], [Ok(()); 2]);
@@ -164,7 +164,7 @@ fn writes_that_wait_for_the_map_take_nobodys_slot() {
     pool.no_control = false;
     pool.pass(Duration::from_secs(3));
     assert_eq!(results(&mut pool), []);
-    assert!(pool.client.ops.is_idle());
+    assert!(pool.client.pages.ops.is_idle());
     assert_eq!((pool.write(held[1], 5), pool.read(held[1]), pool.read(free[0])), (Ok(()), Ok(5), Ok(4)));
 }
 
@@ -191,7 +191,7 @@ fn a_copy_that_is_lost_at_a_server_that_answers_is_not_waited_for() {
         pool.no_control = false;
         pool.pass(Duration::from_secs(3));
         assert_eq!(results(&mut pool), []);
-        assert!(pool.client.ops.is_idle() && pool.client.ops.has_no_writer());
+        assert!(pool.client.pages.ops.is_idle() && pool.client.pages.ops.has_no_writer());
         let expected = if copies == 1 { Err(Failure::Lost) } else { Ok(2) };
         assert_eq!(pool.read(0), expected);
     }

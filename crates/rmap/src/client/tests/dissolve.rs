@@ -87,7 +87,7 @@ fn writes_to_a_group_end_if_nobody_says_that_its_parity_has_left() {
         PAGES.into_iter().for_each(|page| assert_eq!(pool.write(page, 202), Ok(()), "{silence:?}"));
         PAGES.into_iter().for_each(|page| assert_eq!(pool.read(page), Ok(202)));
         assert_right(&mut pool, &PAGES);
-        assert!(pool.client.is_idle() && pool.client.ops.has_no_writer());
+        assert!(pool.client.is_idle() && pool.client.pages.ops.has_no_writer());
     }
 }
 

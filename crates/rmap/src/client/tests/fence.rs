@@ -139,7 +139,7 @@ fn a_server_that_is_away_is_told_when_it_is_back() {
     pool.pass(3 * SILENCE);
     assert!(pool.client.pool.sessions.peers[PeerIndex(0)].is_down() && !pool.client.has_event());
     (0..MANY_READS - 101).for_each(|_| begin_read(&mut pool, 0));
-    assert!(pool.client.ops.has_room());
+    assert!(pool.client.pages.ops.has_room());
     pool.deaf.clear();
     // What has ended has its slot until it is told.
     let mut left = MANY_READS;

@@ -286,7 +286,7 @@ fn reads_of_silent_servers_make_room() {
         all.pool.pass(Duration::from_millis(50));
     }
     assert_eq!(all.result(), None);
-    assert!(all.pool.client.ops.has_room());
+    assert!(all.pool.client.pages.ops.has_room());
     all.pool.today = today;
     let mut read = 0;
     for _ in 0..20 {
@@ -314,7 +314,7 @@ fn a_made_up_trim_is_forgotten() {
     let exchange = client.pool.sessions.exchanges.find(|e| e.op == crate::wire::message::Op::ReadGranted).unwrap();
     client.pool.sessions.end_exchange(exchange.id);
     let answer = Answer { status: Status::Ok, version: Version::from_bits(u64::MAX), payload: &[] };
-    client.follow_answered(&exchange, answer);
+    client.pages.follow_answered(&mut client.pool, &mut client.parity, &exchange, answer);
     assert_eq!(all.result(), Some(Ok(0)), "there is nobody else to ask");
     (all.pool.slow, all.pool.deaf) = (None, Vec::new());
     all.pool.pass(Duration::from_secs(1));
@@ -366,7 +366,7 @@ fn queued_reads_go_on_when_the_space_is_sealed_or_gone() {
         all.pool.deaf = vec![0, 1, 2];
         all.pool.pass(Duration::from_secs(1));
         all.begin_read(3);
-        assert!(all.result().is_none() && !all.pool.client.read_queue.is_empty());
+        assert!(all.result().is_none() && !all.pool.client.pages.read_queue.is_empty());
         if is_removed {
             all.pool.client.space_gone(all.reader.0);
             assert_eq!(all.result(), Some(Err(Failure::Fenced)));

@@ -95,7 +95,7 @@ fn a_ledger_at_silent_servers_holds_up_nobody_elses() {
     pool.pass(2 * SILENCE);
     assert_eq!((tables_known(&pool, silent), tables_known(&pool, other)), (0, SLABS as usize));
     assert_right(&mut pool, other, OTHER);
-    assert!(!pool.client.is_idle() && pool.client.ops.own_begun() == 0);
+    assert!(!pool.client.is_idle() && pool.client.pages.ops.own_begun() == 0);
     pool.deaf.clear();
     pool.pass(Duration::from_secs(3));
     assert_right(&mut pool, silent, ONE);
@@ -109,7 +109,7 @@ fn parts_at_a_server_that_falls_silent_give_their_slots_back() {
         let mut pool = two_cold();
         pool.client.pool.config.error_after = None;
         let silent = take_over(&mut pool, ONE, SLABS * SLAB);
-        while pool.client.ops.own_begun() < OWN_MAX {
+        while pool.client.pages.ops.own_begun() < OWN_MAX {
             assert!(pool.step());
         }
         pool.deaf = (0..SERVERS).collect();
@@ -128,7 +128,7 @@ fn parts_at_a_server_that_falls_silent_give_their_slots_back() {
         } else {
             pool.space = SpaceRef(silent);
             assert_eq!(pool.read(0), Err(Failure::Silent));
-            assert!(!pool.client.is_idle() && pool.client.ops.own_begun() == 0);
+            assert!(!pool.client.is_idle() && pool.client.pages.ops.own_begun() == 0);
             pool.deaf.clear();
             pool.pass(Duration::from_secs(3));
             assert_right(&mut pool, silent, ONE);
@@ -165,7 +165,7 @@ fn writes_leave_slots_to_reads() {
         pool.client.parity.write_table(&mut pool.client.pool, ONE, slab);
     }
     pool.client.settle(pool.now);
-    assert_eq!((pool.client.ops.own_writes(), pool.client.ops.own_begun()), (OWN_MAX / 2, OWN_MAX / 2));
+    assert_eq!((pool.client.pages.ops.own_writes(), pool.client.pages.ops.own_begun()), (OWN_MAX / 2, OWN_MAX / 2));
     pool.deaf.clear();
     pool.pass(Duration::from_secs(3));
     let tables = pool.client.pool.map.spaces[ONE].slabs.iter().take(SLABS as usize).map(|slab| slab.table);
@@ -201,7 +201,7 @@ fn assert_large_is_right(pool: &mut Pool) {
 /// Until all pages of both slabs' parts are asked for.
 fn take_over_large(pool: &mut Pool) -> SpaceIndex {
     let space = take_over(pool, ONE, 2 * u64::from(LARGE));
-    while pool.client.ops.own_begun() < 4 {
+    while pool.client.pages.ops.own_begun() < 4 {
         assert!(pool.step());
     }
     space
@@ -221,7 +221,7 @@ fn a_part_is_known_when_all_of_its_pages_have_come() {
     }
     pool.deaf = (0..4).collect();
     pool.pass(2 * SILENCE);
-    assert_eq!((got(&pool, 0) + got(&pool, 1), pool.client.ops.own_begun()), (1, 0));
+    assert_eq!((got(&pool, 0) + got(&pool, 1), pool.client.pages.ops.own_begun()), (1, 0));
     pool.deaf.clear();
     pool.pass(Duration::from_secs(3));
     assert_large_is_right(&mut pool);
@@ -238,7 +238,7 @@ fn a_part_that_is_begun_anew_waits_for_what_was_asked_before() {
             pool.pass(2 * SILENCE);
         }
         pool.client.pool.map.spaces[space].slabs[SlabNo(0)].table = Table::Unknown;
-        pool.client.read_table(space, SlabNo(0));
+        pool.client.parity.read_table(&mut pool.client.pool, &pool.client.pages, space, SlabNo(0));
         let begun = pool.client.pool.map.spaces[space].slabs[SlabNo(0)].table != Table::Unknown;
         assert_eq!(begun, is_put_back);
         let in_line = pool.client.parity.ledger_line().filter(|turn| turn.slab == SlabNo(0)).count();

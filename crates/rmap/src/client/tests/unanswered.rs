@@ -35,7 +35,7 @@ fn entries(pool: &Pool) -> Vec<MapEntry> {
 }
 
 fn assert_idle(pool: &Pool) {
-    assert!(pool.client.is_idle() && pool.client.ops.has_no_writer());
+    assert!(pool.client.is_idle() && pool.client.pages.ops.has_no_writer());
 }
 
 /// The client's own network is away, as it seems: all servers are silent.

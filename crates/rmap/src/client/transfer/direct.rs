@@ -4,6 +4,7 @@ use super::{Instruction, PROGRESS_EVERY, Transfer, WORTH_PART};
 use crate::client::exchange::{Answer, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::map::Map;
+use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::pool::Pool;
 use crate::client::repair::{REPAIRS_MAX, Step};
@@ -120,7 +121,7 @@ impl Client {
             let mut bits = [0; 8];
             bits.copy_from_slice(word);
             let version = Version::from_bits(u64::from_le_bytes(bits));
-            if !self.was_issued(space, slab, index, version) {
+            if !self.pages.was_issued(&self.pool, space, slab, index, version) {
                 // A server that was let in stored what nobody wrote, and it may be one that keeps what was written out.
                 self.pool.sessions.peers[source].distrust();
                 self.pool.stats.transfers_refused += 1;
@@ -144,20 +145,23 @@ impl Client {
         self.pool.stats.slabs_transferred += 1;
         self.pool.map.copy_the_rest(space, slab);
     }
+}
 
+impl Pages {
     /// Whether a page can be somewhere in this version: in one that was acknowledged, an earlier one, or the one that is being
     /// written.
     pub(in crate::client) fn was_issued(
         &self,
+        pool: &Pool,
         space: SpaceIndex,
         slab: SlabNo,
         index: usize,
         version: Version,
     ) -> bool {
-        let page = self.pool.map.size.page(slab, index);
+        let page = pool.map.size.page(slab, index);
         let writer = self.ops.writer(space, page);
-        version <= self.pool.map.spaces[space].slabs[slab].version(index)
-            || self.pool.map.may_be_parity(space, slab, version)
+        version <= pool.map.spaces[space].slabs[slab].version(index)
+            || pool.map.may_be_parity(space, slab, version)
             || writer.is_some_and(|op| self.ops.peek(op).version == version)
     }
 }

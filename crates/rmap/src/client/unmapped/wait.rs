@@ -6,6 +6,7 @@ use super::{GRACE, TRIALS_MAX, TRIALS_OPEN_MAX};
 use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::map::Map;
 use crate::client::ops::{Kind, Operation, Ops, Stage};
+use crate::client::pages::Pages;
 use crate::client::peer::PeerSet;
 use crate::client::pool::Pool;
 use crate::client::questions::{Patience, Question};
@@ -25,8 +26,8 @@ impl Client {
     pub(in crate::client) fn wait_for_map_of_group(&mut self, space: SpaceIndex, slab: SlabNo) {
         let layout = self.pool.map.spaces[space].layout;
         let group = layout.group(slab);
-        let waiting = self.waiting_for(space, slab);
-        let writes = waiting.iter().map(|op| self.ops.peek(*op)).filter(|op| op.kind != Kind::Read && !op.is_own);
+        let waiting = self.pages.waiting_for(&self.pool, space, slab);
+        let writes = waiting.iter().map(|op| self.pages.ops.peek(*op)).filter(|op| op.kind != Kind::Read && !op.is_own);
         let since = writes.map(|op| op.since).min();
         self.wait_for_answers((space, slab), since, |asked| layout.group(asked) == group);
     }
@@ -49,17 +50,10 @@ impl Client {
         }
     }
 
-    /// Has those looked at that wait for the map for too long, and for anything else.
-    pub(in crate::client) fn poll_overdue(&mut self, now: Time) {
-        if self.pool.patience().is_some_and(|patience| self.pool.map.questions.poll_overdue(now, patience)) {
-            self.mark_unanswered(|_| true);
-        }
-    }
-
     pub(in crate::client) fn end_unmapped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         let Some((_, failure)) = self.pool.unmapped_end() else { return };
         let ended = match failure {
-            Failure::Declined => self.decline_ops(space, slab, now),
+            Failure::Declined => self.pages.decline_ops(&self.pool, space, slab, now),
             failure => self.fail_waiting((space, slab), |_, op| op.kind != Kind::Read, failure),
         };
         self.pool.stats.unmapped += ended as u64;
@@ -72,8 +66,8 @@ impl Client {
         fits: impl Fn(&Ops, &Operation) -> bool,
         failure: Failure,
     ) -> usize {
-        let mut waiting = self.waiting_for(space, slab);
-        waiting.retain(|op| !self.ops.peek(*op).is_own && fits(&self.ops, self.ops.peek(*op)));
+        let mut waiting = self.pages.waiting_for(&self.pool, space, slab);
+        waiting.retain(|op| !self.pages.ops.peek(*op).is_own && fits(&self.pages.ops, self.pages.ops.peek(*op)));
         waiting.iter().for_each(|op| self.fail_op(*op, failure));
         waiting.len()
     }
@@ -81,7 +75,7 @@ impl Client {
     /// Of a slab whose change of the map is under way: what cannot end without it fails, when that takes too long.
     pub(in crate::client) fn maintain_unmapped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         if self.pool.config.error_after.is_none()
-            || !self.ops.may_be_any_of(space, slab)
+            || !self.pages.ops.may_be_any_of(space, slab)
             || !self.pool.map.waits_for_map(space, slab)
         {
             return;
@@ -105,29 +99,29 @@ impl Client {
         let missing = self.pool.missing(space, slab, required);
         let is_gone = missing == required && !self.pool.map.is_grouped(space, slab);
         let is_left = |op: OpIndex| {
-            let operation = self.ops.peek(op);
+            let operation = self.pages.ops.peek(op);
             match operation.kind {
-                Kind::Read => is_gone && !self.is_answer_coming(op),
+                Kind::Read => is_gone && !self.pages.is_answer_coming(&self.pool, &self.parity, op),
                 Kind::Write { .. } => !operation.is_reported && required.minus(operation.acked).is_subset_of(missing),
             }
         };
         let begun = |op: &Operation| op.stage == Stage::Active && !op.is_own && op.space == space;
-        let mut active = self.ops.select(|op| begun(op) && self.pool.map.slab_of(op.page) == Some(slab));
+        let mut active = self.pages.ops.select(|op| begun(op) && self.pool.map.slab_of(op.page) == Some(slab));
         active.retain(|op| is_left(*op));
         let mut ended = 0;
         // A copy in the making that catches up is waited for as long as it answers; without it a write is done that all others have.
         let joining = self.pool.map.spaces[space].slabs[slab].repair.as_ref().and_then(|repair| repair.catches_up());
         let is_joining_dead = joining.is_some_and(|peer| self.pool.sessions.peers[peer].is_down());
         for op in active {
-            let Operation { kind, acked, .. } = *self.ops.peek(op);
+            let Operation { kind, acked, .. } = *self.pages.ops.peek(op);
             if kind == Kind::Read {
                 self.fail_op(op, Failure::Silent);
                 ended += 1;
             } else if !required.is_subset_of(acked) {
                 self.report_silence(op);
-                ended += usize::from(self.ops.peek(op).is_reported);
+                ended += usize::from(self.pages.ops.peek(op).is_reported);
             } else if let Some(peer) = joining.filter(|_| is_joining_dead) {
-                self.ops.get(op).sent.remove(peer);
+                self.pages.ops.get(op).sent.remove(peer);
                 self.check_write(op);
             }
         }
@@ -137,6 +131,15 @@ impl Client {
             op.kind != Kind::Read && writer.is_some_and(|writer| ops.peek(writer).is_reported)
         };
         ended + self.fail_waiting((space, slab), is_behind_reported, Failure::Silent)
+    }
+}
+
+impl Pages {
+    /// Has those looked at that wait for the map for too long, and for anything else.
+    pub(in crate::client) fn poll_overdue(&self, pool: &mut Pool, now: Time) {
+        if pool.patience().is_some_and(|patience| pool.map.questions.poll_overdue(now, patience)) {
+            self.mark_unanswered(pool, |_| true);
+        }
     }
 }
 
