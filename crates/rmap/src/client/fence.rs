@@ -27,6 +27,7 @@ use crate::client::map::Map;
 use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::units::{Class, PageNo, SlabNo, Time, Version};
 use crate::wire::message::{Op as Wire, Status};
 
@@ -48,7 +49,7 @@ impl Client {
         if status == Status::Ok {
             self.pool.was_let_in(space, peer);
         } else {
-            self.was_not_let_in(space, peer);
+            self.redundancy.was_not_let_in(&mut self.pool, &mut self.parity, space, peer);
         }
         self.pool.map.spaces[space].unknown_at.remove(peer);
         self.redundancy.reservations.poll_soon(space);
@@ -57,28 +58,6 @@ impl Client {
             self.pages.ask_again(&mut self.pool, &mut self.parity, space);
         } else if was_asked {
             self.has_nothing(space, peer);
-        }
-    }
-
-    /// A server has no room for one more space, or says that this one has a newer owner and is not believed.
-    fn was_not_let_in(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        let mut was_wanted = false;
-        self.pool.map.spaces[space].looked_at.insert(peer);
-        self.redundancy.reservations.keeps_nothing(space, peer);
-        self.pool.sessions.returns[peer].forget(space);
-        for slab in self.pool.map.spaces[space].slabs.indices() {
-            let state = &mut self.pool.map.spaces[space].slabs[slab];
-            if let Phase::Granting(candidates) = &mut state.phase {
-                was_wanted |= candidates.asked.iter().any(|candidate| candidate.peer == peer);
-                candidates.refuse(|candidate| candidate.peer == peer);
-            }
-            if self.end_repair_at(space, slab, peer).is_some() {
-                was_wanted = true;
-                self.parity.has_refused(&mut self.pool, space, slab, peer);
-            }
-        }
-        if was_wanted {
-            self.pool.sessions.peers[peer].found_full();
         }
     }
 
@@ -138,6 +117,30 @@ impl Client {
             state.watch.iter_mut().for_each(Watch::looks_again);
         }
         self.space_taken(space);
+    }
+}
+
+impl Redundancy {
+    /// A server has no room for one more space, or says that this one has a newer owner and is not believed.
+    fn was_not_let_in(&mut self, pool: &mut Pool, parity: &mut Parity, space: SpaceIndex, peer: PeerIndex) {
+        let mut was_wanted = false;
+        pool.map.spaces[space].looked_at.insert(peer);
+        self.reservations.keeps_nothing(space, peer);
+        pool.sessions.returns[peer].forget(space);
+        for slab in pool.map.spaces[space].slabs.indices() {
+            let state = &mut pool.map.spaces[space].slabs[slab];
+            if let Phase::Granting(candidates) = &mut state.phase {
+                was_wanted |= candidates.asked.iter().any(|candidate| candidate.peer == peer);
+                candidates.refuse(|candidate| candidate.peer == peer);
+            }
+            if self.end_repair_at(pool, space, slab, peer).is_some() {
+                was_wanted = true;
+                parity.has_refused(pool, space, slab, peer);
+            }
+        }
+        if was_wanted {
+            pool.sessions.peers[peer].found_full();
+        }
     }
 }
 

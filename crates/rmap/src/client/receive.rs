@@ -45,7 +45,7 @@ impl Client {
         };
         self.pool.stats.sessions += 1;
         if is_restarted && !self.pool.has(Fault::TrustsServers) {
-            self.spread_rebuild(now);
+            self.redundancy.spread_rebuild(&self.pool, now);
             self.content_lost(peer_idx);
         }
         // What the old session carried is asked again.
@@ -174,11 +174,11 @@ impl Client {
         }
         let Some(slab) = self.pool.map.slab_of(page) else { return };
         let is_news = status == Status::StaleGeneration && role != Role::Release;
-        if is_news && !self.is_hearsay(exchange) {
+        if is_news && !self.redundancy.is_hearsay(&self.pool, exchange) {
             match role {
                 Role::Read { op } | Role::Write { op } => self.pages.op_exchange_ended(op),
                 Role::Strip { stripe } => self.stripe_interrupted(stripe),
-                Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(copy),
+                Role::CopyRead { copy } | Role::CopyWrite { copy } => self.redundancy.copy_failed(&mut self.pool, copy),
                 Role::Fence => self.pool.map.spaces[space].fencing.remove(peer),
                 Role::Versions => self.pool.map.list_again(space, slab, peer),
                 Role::Check => self.pool.map.spaces[space].slabs[slab].checking.remove(peer),
@@ -199,25 +199,30 @@ impl Client {
             Role::Order => self.order_answered(now, (space, slab), (status, version)),
             Role::Listed => self.listed_answered(space, page, answer),
             Role::Check => self.check_answered(space, slab, peer, (status, version)),
-            Role::Reserve => self.reserve_answered(space, peer, exchange.version.bits(), status),
+            Role::Reserve => {
+                self.redundancy.reserve_answered(&mut self.pool, space, peer, exchange.version.bits(), status)
+            }
             Role::Release => {}
             Role::Held => self.pool.held_answered(space, peer, exchange.version, (status, version), payload),
             Role::Strip { stripe } => self.strip_answered(stripe, exchange, answer),
             Role::Scrub => self.scrub_answered(exchange, answer),
             Role::Read { op } => self.read_answered(op, exchange, answer),
             Role::Write { op } => self.write_answered(op, exchange, status),
-            Role::CopyRead { copy } if status == Status::Ok && !self.copy_is_right(copy, version, payload) => {
+            Role::CopyRead { copy }
+                if status == Status::Ok
+                    && !self.redundancy.copy_is_right(&self.pool, &self.pages, copy, version, payload) =>
+            {
                 self.copy_is_wrong(copy, peer);
             }
             Role::CopyRead { copy } if status == Status::Ok && version.has_content() != payload.is_empty() => {
                 if let Some(room) = self.redundancy.copies.buffer(copy).get_mut(..payload.len()) {
                     room.copy_from_slice(payload);
                 }
-                self.copy_was_read(copy, version);
+                self.redundancy.copy_was_read(&mut self.pool, copy, version);
             }
-            Role::CopyWrite { copy } if status == Status::Ok => self.copy_was_written(copy),
+            Role::CopyWrite { copy } if status == Status::Ok => self.redundancy.copy_was_written(&mut self.pool, copy),
             Role::CopyRead { copy } | Role::CopyWrite { copy } => {
-                self.copy_failed(copy);
+                self.redundancy.copy_failed(&mut self.pool, copy);
                 self.copy_lost(space, slab, peer);
             }
         }

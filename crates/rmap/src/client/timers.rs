@@ -16,7 +16,7 @@ impl Client {
         let peers = self.pool.sessions.peers.due(now, &self.pool.config, &self.pool.sessions.exchanges);
         let timed = self.pool.map.questions.due().into_iter().chain(self.pool.map.agenda.timed_due());
         timed
-            .chain(self.scrub_due())
+            .chain(self.redundancy.scrub_due(&self.pool))
             .chain(self.pool.map.watch_due())
             .chain(self.redundancy.reservations.due())
             .chain(self.redundancy.vacating.due())
@@ -34,14 +34,14 @@ impl Client {
         self.pool.map.mark_timed(now);
         self.poll_scrub(now);
         self.pool.watch_sealed(&self.parity, now);
-        self.poll_reservations(now);
+        self.redundancy.poll_reservations(&mut self.pool, &self.pages, now);
         self.poll_vacating(now);
         self.poll_cold(now);
         self.pages.follow(&mut self.pool, &mut self.parity, now);
         self.pool.sessions.peers.indices().for_each(|peer_idx| self.watch(now, peer_idx));
         self.pages.poll_overdue(&mut self.pool, now);
         self.pages.maintain_confirms(&mut self.pool, now);
-        self.rebuild(now);
+        self.redundancy.rebuild(&mut self.pool, now);
         self.pool.look_at_load(now);
         self.settle(now);
     }
@@ -99,7 +99,7 @@ impl Client {
     /// A server is silent: reads go elsewhere, and copies there are dropped where another server that has them answers.
     fn give_up(&mut self, now: Time, peer_idx: PeerIndex) {
         self.pool.stats.servers_failed += 1;
-        self.spread_rebuild(now);
+        self.redundancy.spread_rebuild(&self.pool, now);
         self.pool.sessions.peers[peer_idx].give_up(now);
         // What it did not answer is asked again when it is back.
         self.take_back_questions(peer_idx);

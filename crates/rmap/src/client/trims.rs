@@ -19,12 +19,12 @@
 //!
 //! A copy that is the only one in the map, or the only one that answers, is believed, as what it lists of any page is.
 
-use super::Client;
 use super::open::Listing;
 use super::peer::PeerSet;
 use super::slab::Slab;
 use crate::client::index::{CopyIndex, SpaceIndex};
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::crypto::Rejected;
 use crate::units::{PAGE_SIZE, SEALED_SIZE, SlabNo, Version};
 
@@ -53,19 +53,19 @@ impl Slab {
     }
 }
 
-impl Client {
+impl Redundancy {
     /// The content that a copy was asked for, in the version in which the other copy gets it.
     pub(super) fn seal_anew(
         &mut self,
+        pool: &Pool,
         copy: CopyIndex,
         (space, slab, index): (SpaceIndex, SlabNo, usize),
         version: Version,
         renewed: Version,
     ) -> Result<(), Rejected> {
-        let page = self.pool.map.size.page(slab, index);
-        let key = &self.pool.map.spaces[space].key;
-        let room =
-            self.redundancy.copies.buffer(copy).first_chunk_mut::<SEALED_SIZE>().ok_or(Rejected::NotAuthentic)?;
+        let page = pool.map.size.page(slab, index);
+        let key = &pool.map.spaces[space].key;
+        let room = self.copies.buffer(copy).first_chunk_mut::<SEALED_SIZE>().ok_or(Rejected::NotAuthentic)?;
         let mut content = [0; PAGE_SIZE];
         key.open(page, version, room, &mut content)?;
         room[..PAGE_SIZE].copy_from_slice(&content);

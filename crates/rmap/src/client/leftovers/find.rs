@@ -4,6 +4,7 @@ use super::{AT_A_TIME, Look};
 use crate::client::exchange::{Exchange, Request, Role};
 use crate::client::index::{ListIndex, PeerIndex, SpaceIndex};
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::client::slab::{Candidates, Phase, Slab};
 use crate::client::{Client, SpaceRef};
 use crate::control::Replica;
@@ -28,21 +29,23 @@ impl Client {
     pub fn disbelieved(&self, space: SpaceRef) -> Vec<ServerId> {
         self.pool.map.spaces[space.0].disbelieved.iter().map(|peer| self.pool.sessions.peers[peer].info().id).collect()
     }
+}
 
+impl Redundancy {
     /// Whether a server that says that the space has a newer owner is not to be believed: it was only looked at, or asked to keep room.
     /// Neither has it anything of this owner, nor is it asked for a slab. Where it is true, those say so that have slabs, and the control
     /// plane lets this owner add none.
-    pub(in crate::client) fn is_hearsay(&self, exchange: &Exchange) -> bool {
+    pub(in crate::client) fn is_hearsay(&self, pool: &Pool, exchange: &Exchange) -> bool {
         let Exchange { role, space, peer, .. } = *exchange;
-        let state = &self.pool.map.spaces[space];
+        let state = &pool.map.spaces[space];
         let counts = |slab: &Slab| {
             let is_asked = |candidates: &Candidates| candidates.asked.iter().any(|candidate| candidate.peer == peer);
-            self.pool.sessions.peers_of(&slab.entry).has(peer)
+            pool.sessions.peers_of(&slab.entry).has(peer)
                 || slab.repair.as_ref().is_some_and(|repair| repair.peer == peer)
                 || matches!(&slab.phase, Phase::Granting(candidates) if is_asked(candidates))
         };
         let is_looked_at = matches!(role, Role::Fence | Role::Held | Role::Reserve);
-        is_looked_at && self.redundancy.reservations.kept_at(space, peer) == 0 && !state.slabs.iter().any(counts)
+        is_looked_at && self.reservations.kept_at(space, peer) == 0 && !state.slabs.iter().any(counts)
     }
 }
 

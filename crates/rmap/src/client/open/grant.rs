@@ -9,8 +9,10 @@ use crate::client::ledger::Table;
 use crate::client::map::Map;
 use crate::client::outcome::COPIES_MAX;
 use crate::client::pages::Pages;
+use crate::client::parity::Parity;
 use crate::client::peer::{PeerSet, Reach};
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::client::repair::Step;
 use crate::client::sealed::Tenure;
 use crate::client::sessions::Sessions;
@@ -91,38 +93,6 @@ impl Client {
         self.pool.sessions.release(space, slab, peer, grant);
     }
 
-    /// The server that keeps the most room for the space; where none does, two servers at random, and of them the one with more
-    /// room. In a zone that has no copy yet, if there is one.
-    pub(in crate::client) fn pick_server(&mut self, space: SpaceIndex, taken: PeerSet) -> Option<PeerIndex> {
-        let kept = |peer: &PeerIndex| {
-            if self.pool.sessions.peers[*peer].keeps_promises() { self.room_kept(space, *peer) } else { 0 }
-        };
-        let open = |peer: &PeerIndex| {
-            let state = &self.pool.sessions.peers[*peer];
-            !taken.has(*peer) && (state.can_lend() || kept(peer) > 0) && !state.has_overflow_disk()
-        };
-        let zone = |peer: PeerIndex| self.pool.sessions.peers[peer].info().zone;
-        let all: PeerSet = self.pool.sessions.peers.indices().filter(open).collect();
-        let apart: PeerSet = all.iter().filter(|peer| taken.iter().all(|other| zone(other) != zone(*peer))).collect();
-        let choice = if apart.is_empty() { all } else { apart };
-        if choice.is_empty() {
-            return None;
-        }
-        // Not at random: as long as the rest is spread evenly, each slab finds room at as many servers as it has copies.
-        if let Some(most) = choice.iter().max_by_key(kept).filter(|peer| kept(peer) > 0) {
-            return Some(most);
-        }
-        let any = || choice.iter().nth((self.pool.entropy.next_u64() % choice.len() as u64) as usize);
-        let (Some(one), Some(other)) = (any(), any()) else { return None };
-        let pick = if self.pool.sessions.peers[one].free_slabs() >= self.pool.sessions.peers[other].free_slabs() {
-            one
-        } else {
-            other
-        };
-        self.pool.sessions.peers[pick].take_slab();
-        Some(pick)
-    }
-
     fn advance_granting(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         if self.pool.map.spaces[space].slabs[slab].pending.is_some() {
             return self.wait_for_map(space, slab);
@@ -143,7 +113,7 @@ impl Client {
         while candidates.asked.len() < copies {
             let taken = candidates.peers();
             let nobody_else = candidates.asked.is_empty() && !self.pool.sessions.someone_may_come();
-            let picked = self.pick_server(space, taken);
+            let picked = self.redundancy.pick_server(&mut self.pool, space, taken);
             let last = || if nobody_else { self.pool.overflow_disk(taken) } else { None };
             let Some(peer) = picked.or_else(last) else { break };
             let Some(grant) = self.pool.map.spaces[space].next_version(false) else { break };
@@ -211,7 +181,7 @@ impl Client {
             if status == Status::Ok {
                 repair.granted(&mut self.pool.map.tables);
             } else {
-                self.end_repair(space, slab);
+                self.redundancy.end_repair(&mut self.pool, space, slab);
                 self.parity.has_refused(&mut self.pool, space, slab, peer);
             }
         }
@@ -282,7 +252,7 @@ impl Client {
         let good = MapEntry::of(replicas.iter().filter(is_good).copied());
         let silent: PeerSet = listings.iter().filter(|l| away(l)).map(|listing| listing.peer).collect();
         let is_whole = !waiting && good.replicas.len() == replicas.len();
-        let is_same = is_whole && self.reconcile(space, slab, &listings);
+        let is_same = is_whole && self.redundancy.reconcile(&mut self.pool, &mut self.parity, space, slab, &listings);
         self.pool.map.spaces[space].slabs[slab].phase = Phase::Opening(listings);
         if is_same {
             return self.opens(space, slab);
@@ -346,54 +316,96 @@ impl Client {
         }
     }
 
-    /// Brings every copy to the greatest version of every page. `true` if all have that already. Writes that the last owner had
-    /// not finished may so be finished or, where no copy has them, undone: either is right. Where that would be a trim that
-    /// another copy has content beneath, `trims.rs` says what is done.
-    fn reconcile(&mut self, space: SpaceIndex, slab: SlabNo, all: &[Listing]) -> bool {
-        let mut behind = false;
-        let all = if self.pool.has(Fault::OpensUnreconciled) { &all[..1] } else { all };
-        // The ledger is never trimmed, and who keeps the space writes it.
-        let writes =
-            self.pool.map.spaces[space].tenure == Tenure::Owner || self.pool.map.spaces[space].layout.is_ledger(slab);
-        let mut disputed = Vec::new();
-        for index in 0..self.pool.map.size.pages() {
-            let Some(best) = all.iter().max_by_key(|listing| listing.list[index]) else { return false };
-            let version = best.list[index];
-            let beneath = trims::beneath(all.iter(), index).filter(|_| !self.pool.has(Fault::BelievesTrims));
-            if let Some(kept) = beneath.filter(|_| writes) {
-                behind = true;
-                self.pool.map.spaces[space].slabs[slab].versions[index] = kept.list[index];
-                if !self.renew((space, slab, index), kept.peer, best.peer) {
-                    return false;
-                }
-                continue;
-            }
-            let kept = beneath.map(|listing| listing.list[index]);
-            if self.pool.map.spaces[space].slabs[slab].take_listed(index, version, kept) {
-                disputed.push(index);
-                continue;
-            }
-            for listing in all.iter().filter(|listing| listing.list[index] < version) {
-                behind = true;
-                if !self.start_copy((space, slab, index), Some(best.peer), listing.peer) {
-                    return false;
-                }
-            }
-        }
-        self.pool.map.spaces[space].slabs[slab].disputed = disputed;
-        !behind
-    }
-
     fn opens(&mut self, space: SpaceIndex, slab: SlabNo) {
         let state = &mut self.pool.map.spaces[space].slabs[slab];
         if let Phase::Opening(listings) = std::mem::replace(&mut state.phase, Phase::Open) {
             listings.into_iter().for_each(|listing| self.pool.map.tables.give_back(listing.list));
         }
         self.pool.map.spaces[space].slabs[slab].table = Table::Unknown;
-        self.count_content(space, slab);
+        self.redundancy.count_content(&mut self.pool, space, slab);
         self.note_change(space, slab);
         self.map_settled(space, slab);
         self.pool.map.mark(space, slab);
+    }
+}
+
+impl Redundancy {
+    /// The server that keeps the most room for the space; where none does, two servers at random, and of them the one with more
+    /// room. In a zone that has no copy yet, if there is one.
+    pub(in crate::client) fn pick_server(
+        &self,
+        pool: &mut Pool,
+        space: SpaceIndex,
+        taken: PeerSet,
+    ) -> Option<PeerIndex> {
+        let kept = |peer: &PeerIndex| {
+            if pool.sessions.peers[*peer].keeps_promises() { self.room_kept(pool, space, *peer) } else { 0 }
+        };
+        let open = |peer: &PeerIndex| {
+            let state = &pool.sessions.peers[*peer];
+            !taken.has(*peer) && (state.can_lend() || kept(peer) > 0) && !state.has_overflow_disk()
+        };
+        let zone = |peer: PeerIndex| pool.sessions.peers[peer].info().zone;
+        let all: PeerSet = pool.sessions.peers.indices().filter(open).collect();
+        let apart: PeerSet = all.iter().filter(|peer| taken.iter().all(|other| zone(other) != zone(*peer))).collect();
+        let choice = if apart.is_empty() { all } else { apart };
+        if choice.is_empty() {
+            return None;
+        }
+        // Not at random: as long as the rest is spread evenly, each slab finds room at as many servers as it has copies.
+        if let Some(most) = choice.iter().max_by_key(kept).filter(|peer| kept(peer) > 0) {
+            return Some(most);
+        }
+        let any = || choice.iter().nth((pool.entropy.next_u64() % choice.len() as u64) as usize);
+        let (Some(one), Some(other)) = (any(), any()) else { return None };
+        let pick =
+            if pool.sessions.peers[one].free_slabs() >= pool.sessions.peers[other].free_slabs() { one } else { other };
+        pool.sessions.peers[pick].take_slab();
+        Some(pick)
+    }
+
+    /// Brings every copy to the greatest version of every page. `true` if all have that already. Writes that the last owner had
+    /// not finished may so be finished or, where no copy has them, undone: either is right. Where that would be a trim that
+    /// another copy has content beneath, `trims.rs` says what is done.
+    fn reconcile(
+        &mut self,
+        pool: &mut Pool,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+        all: &[Listing],
+    ) -> bool {
+        let mut behind = false;
+        let all = if pool.has(Fault::OpensUnreconciled) { &all[..1] } else { all };
+        // The ledger is never trimmed, and who keeps the space writes it.
+        let writes = pool.map.spaces[space].tenure == Tenure::Owner || pool.map.spaces[space].layout.is_ledger(slab);
+        let mut disputed = Vec::new();
+        for index in 0..pool.map.size.pages() {
+            let Some(best) = all.iter().max_by_key(|listing| listing.list[index]) else { return false };
+            let version = best.list[index];
+            let beneath = trims::beneath(all.iter(), index).filter(|_| !pool.has(Fault::BelievesTrims));
+            if let Some(kept) = beneath.filter(|_| writes) {
+                behind = true;
+                pool.map.spaces[space].slabs[slab].versions[index] = kept.list[index];
+                if !self.renew(pool, parity, (space, slab, index), kept.peer, best.peer) {
+                    return false;
+                }
+                continue;
+            }
+            let kept = beneath.map(|listing| listing.list[index]);
+            if pool.map.spaces[space].slabs[slab].take_listed(index, version, kept) {
+                disputed.push(index);
+                continue;
+            }
+            for listing in all.iter().filter(|listing| listing.list[index] < version) {
+                behind = true;
+                if !self.start_copy(pool, parity, (space, slab, index), Some(best.peer), listing.peer) {
+                    return false;
+                }
+            }
+        }
+        pool.map.spaces[space].slabs[slab].disputed = disputed;
+        !behind
     }
 }
 

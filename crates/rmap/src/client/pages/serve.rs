@@ -126,7 +126,7 @@ impl Client {
             return;
         }
         let index = self.pool.map.size.index(page);
-        self.set_version(space, number, index, version);
+        self.redundancy.set_version(&mut self.pool, space, number, index, version);
         self.note_change(space, number);
         self.end_write(op, Ok(()));
         if self.pool.map.spaces[space].slabs[number].repair.is_some() {

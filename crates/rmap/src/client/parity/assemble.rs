@@ -10,33 +10,13 @@ use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::peer::PeerSet;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::client::slab::{Phase, Space};
 use crate::client::{Client, Failure, Fault};
 use crate::units::{Class, PAGE_SIZE, SEALED_SIZE, SlabNo};
 use crate::wire::message::{Op as Wire, Status};
 
 impl Client {
-    /// Makes what a slab in the making has at `index`, for a copy that has its slot already.
-    pub(in crate::client) fn begin_stripe_copy(
-        &mut self,
-        copy: CopyIndex,
-        space: SpaceIndex,
-        slab: SlabNo,
-        index: usize,
-    ) -> bool {
-        let version = self.pool.map.spaces[space].slabs[slab].version(index);
-        if !version.has_content() {
-            // Trimmed: that is all there is to know of it.
-            self.copy_was_read(copy, version);
-            return true;
-        }
-        let job = Job { purpose: Purpose::Copy { copy }, space, slab, index, version };
-        let sources = self.pool.sources(space, slab, index);
-        sources.is_some_and(|sources| {
-            self.parity.begin_stripe(&mut self.pool, Stripes::of_copy(copy), job, &sources, Class::Rebuild)
-        })
-    }
-
     /// Servers fell silent, or a copy is none any more: what was asked there does not come.
     pub(in crate::client) fn stripe_interrupted(&mut self, stripe: StripeIndex) {
         let Some(job) = self.parity.end_stripe(&mut self.pool, stripe) else { return };
@@ -45,7 +25,7 @@ impl Client {
                 self.pages.op_exchange_ended(op);
                 self.parity.stripes.begin_anew(op);
             }
-            Purpose::Copy { copy } => self.copy_failed(copy),
+            Purpose::Copy { copy } => self.redundancy.copy_failed(&mut self.pool, copy),
         }
     }
 
@@ -56,29 +36,6 @@ impl Client {
             let is_of_group = |job: Job| job.space == space && layout.group(job.slab) == Some(group);
             if self.parity.stripes.get(stripe).is_some_and(is_of_group) {
                 self.stripe_interrupted(stripe);
-            }
-        }
-    }
-
-    /// Nothing more is copied to a slab, nor put together for it.
-    pub(in crate::client::parity) fn end_copies(&mut self, space: SpaceIndex, slab: SlabNo) {
-        self.end_copies_where(|job| (job.space, job.slab) == (space, slab));
-    }
-
-    /// The same for one copy of it: what is still to be read for that comes to nothing.
-    pub(in crate::client) fn end_copies_to(&mut self, space: SpaceIndex, slab: SlabNo, target: PeerIndex) {
-        self.end_copies_where(|job| (job.space, job.slab, job.target) == (space, slab, target));
-    }
-
-    fn end_copies_where(&mut self, ends: impl Fn(Copy) -> bool) {
-        for copy in self.redundancy.copies.indices() {
-            if self.redundancy.copies.get(copy).is_some_and(&ends) {
-                self.parity.end_stripe(&mut self.pool, Stripes::of_copy(copy));
-                let ours = |role| role == Role::CopyRead { copy } || role == Role::CopyWrite { copy };
-                while let Some(exchange) = self.pool.sessions.exchanges.find(|exchange| ours(exchange.role)) {
-                    self.pool.sessions.end_exchange(exchange.id);
-                }
-                self.redundancy.copies.end(copy);
             }
         }
     }
@@ -152,7 +109,7 @@ impl Client {
                 }
                 self.redundancy.copies.buffer(copy).copy_from_slice(self.parity.stripes.sum(stripe));
                 self.parity.end_stripe(&mut self.pool, stripe);
-                self.copy_was_read(copy, version);
+                self.redundancy.copy_was_read(&mut self.pool, copy, version);
             }
         }
     }
@@ -169,7 +126,66 @@ impl Client {
                 // As it is, this slab cannot be made anew. Another map, or another reader, may change that.
                 self.pool.map.spaces[space].slabs[slab].is_stuck =
                     self.pool.map.is_grouped(space, slab) || self.pool.map.spaces[space].layout.is_parity(slab);
-                self.copy_failed(copy);
+                self.redundancy.copy_failed(&mut self.pool, copy);
+            }
+        }
+    }
+}
+
+impl Redundancy {
+    /// Makes what a slab in the making has at `index`, for a copy that has its slot already.
+    pub(in crate::client) fn begin_stripe_copy(
+        &mut self,
+        pool: &mut Pool,
+        parity: &mut Parity,
+        copy: CopyIndex,
+        space: SpaceIndex,
+        slab: SlabNo,
+        index: usize,
+    ) -> bool {
+        let version = pool.map.spaces[space].slabs[slab].version(index);
+        if !version.has_content() {
+            // Trimmed: that is all there is to know of it.
+            self.copy_was_read(pool, copy, version);
+            return true;
+        }
+        let job = Job { purpose: Purpose::Copy { copy }, space, slab, index, version };
+        let sources = pool.sources(space, slab, index);
+        sources.is_some_and(|sources| parity.begin_stripe(pool, Stripes::of_copy(copy), job, &sources, Class::Rebuild))
+    }
+
+    /// Nothing more is copied to a slab, nor put together for it.
+    pub(in crate::client::parity) fn end_copies(
+        &mut self,
+        pool: &mut Pool,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        self.end_copies_where(pool, parity, |job| (job.space, job.slab) == (space, slab));
+    }
+
+    /// The same for one copy of it: what is still to be read for that comes to nothing.
+    pub(in crate::client) fn end_copies_to(
+        &mut self,
+        pool: &mut Pool,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+        target: PeerIndex,
+    ) {
+        self.end_copies_where(pool, parity, |job| (job.space, job.slab, job.target) == (space, slab, target));
+    }
+
+    fn end_copies_where(&mut self, pool: &mut Pool, parity: &mut Parity, ends: impl Fn(Copy) -> bool) {
+        for copy in self.copies.indices() {
+            if self.copies.get(copy).is_some_and(&ends) {
+                parity.end_stripe(pool, Stripes::of_copy(copy));
+                let ours = |role| role == Role::CopyRead { copy } || role == Role::CopyWrite { copy };
+                while let Some(exchange) = pool.sessions.exchanges.find(|exchange| ours(exchange.role)) {
+                    pool.sessions.end_exchange(exchange.id);
+                }
+                self.copies.end(copy);
             }
         }
     }

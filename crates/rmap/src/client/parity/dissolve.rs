@@ -28,6 +28,7 @@ use crate::client::map::Map;
 use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::client::sessions::Sessions;
 use crate::control::MapEntry;
 use crate::units::{SlabNo, Time, Version};
@@ -65,99 +66,6 @@ impl Client {
         }
     }
 
-    /// What a member of a group that is being dissolved needs next.
-    pub(super) fn dissolve_column(&mut self, space: SpaceIndex, slab: SlabNo, here: PeerSet) {
-        let (copies, refused) = (
-            self.pool.sessions.peers_of(&self.pool.map.spaces[space].slabs[slab].entry),
-            self.parity.refused(&self.pool, space, slab),
-        );
-        let taken = copies.union(refused);
-        let is_short = copies.len() < self.parity.wanted_copies(&self.pool, space, slab);
-        // One that is stuck goes on with what it has.
-        let is_stuck = self.pool.map.spaces[space].slabs[slab].is_stuck;
-        let can_be_made = !is_stuck && (!here.is_empty() || self.pool.can_reconstruct(space, slab));
-        if here.is_empty() || is_short {
-            let layout = self.pool.map.spaces[space].layout;
-            layout.group(slab).into_iter().for_each(|group| self.pool.map.mark(space, layout.parity(group)));
-        }
-        if !(here.is_empty() || is_short) || !can_be_made || !self.has_turn() {
-            return;
-        }
-        // What is gone takes the room that there is first.
-        let comes_first = |column: SlabNo| self.pool.is_gone_and_waits(space, column);
-        if !here.is_empty() && self.pool.map.other_columns(space, slab).any(comes_first) {
-            return;
-        }
-        let target = if here.is_empty() {
-            let apart = self.pool.room_apart(space, slab, false).filter(|peer| !taken.has(*peer));
-            apart.inspect(|peer| self.pool.sessions.peers[*peer].take_slab())
-        } else {
-            None
-        };
-        let flees = here.is_empty() || here.len() == 1 && here.iter().any(|peer| self.pool.sessions.flees(peer));
-        let target = target.or_else(|| self.pick_server(space, taken));
-        let Some(peer) = target.or_else(|| if flees { self.pool.overflow_disk(taken) } else { None }) else { return };
-        let Some(grant) = self.pool.map.spaces[space].next_version(false) else { return };
-        let replaces = copies.iter().next().filter(|_| here.is_empty());
-        self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
-        self.pool.map.mark(space, slab);
-    }
-
-    /// Somebody waits: these have a share of their own of what is made anew at a time.
-    fn has_turn(&self) -> bool {
-        let dissolving =
-            self.redundancy.repairs.iter().filter(|(space, slab)| self.parity.is_dissolving(&self.pool, *space, *slab));
-        dissolving.count() < REPAIRS_MAX
-    }
-
-    /// Whether some server may take a copy beside those that there are.
-    fn has_room(&self, space: SpaceIndex, slab: SlabNo, on_disk: bool) -> bool {
-        let taken = self
-            .pool
-            .sessions
-            .peers_of(&self.pool.map.spaces[space].slabs[slab].entry)
-            .union(self.parity.refused(&self.pool, space, slab));
-        self.pool.sessions.peers.indices().filter(|peer| !taken.has(*peer)).any(|peer| {
-            let server = &self.pool.sessions.peers[peer];
-            let keeps = server.keeps_promises() && self.room_kept(space, peer) > 0;
-            let may = !server.has_overflow_disk() || on_disk && self.pool.config.uses_overflow_disk;
-            may && (server.can_lend() || keeps && !server.has_overflow_disk())
-        })
-    }
-
-    fn footing(&self, space: SpaceIndex, slab: SlabNo) -> Footing {
-        let state = &self.pool.map.spaces[space].slabs[slab];
-        match state.phase {
-            Phase::Lost | Phase::Vacant => return Footing::Firm,
-            Phase::Open if state.pending.is_none() && state.repair.is_none() => {}
-            _ => return Footing::Waits,
-        }
-        let (copies, here) = (self.pool.sessions.peers_of(&state.entry), self.pool.copies_here(space, slab));
-        // Without parity each copy counts as one that is in sync: those that were not heard of since this owner began are asked first.
-        let unheard = copies.minus(self.pool.map.heard_of(space, slab).minus(state.failed));
-        if !unheard.is_empty() {
-            // One whose only servers are silent, for longer than anybody waits, is made anew if there is room.
-            let has_waited =
-                self.pool.config.error_after.is_none() || unheard.is_subset_of(self.pool.sessions.peers.long_silent());
-            let is_silent =
-                here.is_empty() && has_waited && unheard.iter().all(|peer| self.pool.sessions.peers[peer].is_down());
-            let has_no_room = || self.pool.can_reconstruct(space, slab) && !self.has_room(space, slab, true);
-            return if is_silent && !state.is_stuck && has_no_room() { Footing::Gone } else { Footing::Waits };
-        }
-        if !here.is_empty() && (state.is_stuck || copies.len() >= self.parity.wanted_copies(&self.pool, space, slab)) {
-            return Footing::Firm;
-        }
-        if !here.is_empty() {
-            let flees = here.iter().any(|peer| self.pool.sessions.flees(peer));
-            return if self.has_room(space, slab, flees) { Footing::Waits } else { Footing::Firm };
-        }
-        if !self.pool.can_reconstruct(space, slab) {
-            return Footing::Waits;
-        }
-        // Where a page of the others is damaged, the rest of the slab can be read as long as there is parity.
-        if state.is_stuck || !self.has_room(space, slab, true) { Footing::Gone } else { Footing::Waits }
-    }
-
     /// The parity of a group that is being dissolved leaves the map when it is needed no more.
     pub(super) fn part_group(&mut self, now: Time, (space, group): (SpaceIndex, GroupIndex), doubt: Option<Doubt>) {
         let layout = self.pool.map.spaces[space].layout;
@@ -167,7 +75,9 @@ impl Client {
         }
         self.abort_repair(space, parity);
         let members = self.pool.map.held_members(space, group);
-        let any = |footing: Footing| members.iter().any(|slab| self.footing(space, *slab) == footing);
+        let any = |footing: Footing| {
+            members.iter().any(|slab| self.parity.footing(&self.pool, &self.redundancy, space, *slab) == footing)
+        };
         if any(Footing::Gone) {
             return self.parity.decline_group(&mut self.pool, &mut self.pages, now, space, group);
         }
@@ -202,7 +112,9 @@ impl Client {
         let Some(course) = self.parity.cold.parity_left(self.pool.now, space, group) else { return };
         self.pool.stats.groups_dissolved += u64::from(course == Course::Dissolving);
         self.pool.map.forget_tables(space, group);
-        layout.columns(group).for_each(|slab| self.end_copies(space, slab));
+        layout
+            .columns(group)
+            .for_each(|slab| self.redundancy.end_copies(&mut self.pool, &mut self.parity, space, slab));
         self.interrupt_stripes_of(space, group);
         for slab in layout.members(group) {
             let state = &mut self.pool.map.spaces[space].slabs[slab];
@@ -215,12 +127,113 @@ impl Client {
                     self.fail_ops(space, Some(slab), Failure::Lost);
                 }
                 Phase::Open => {
-                    self.count_content(space, slab);
+                    self.redundancy.count_content(&mut self.pool, space, slab);
                     self.map_settled(space, slab);
                 }
                 _ => self.wake_ops(space, slab),
             }
             self.pool.map.mark(space, slab);
+        }
+    }
+}
+
+impl Parity {
+    /// What a member of a group that is being dissolved needs next.
+    pub(super) fn dissolve_column(
+        &self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        slab: SlabNo,
+        here: PeerSet,
+    ) {
+        let (copies, refused) =
+            (pool.sessions.peers_of(&pool.map.spaces[space].slabs[slab].entry), self.refused(pool, space, slab));
+        let taken = copies.union(refused);
+        let is_short = copies.len() < self.wanted_copies(pool, space, slab);
+        // One that is stuck goes on with what it has.
+        let is_stuck = pool.map.spaces[space].slabs[slab].is_stuck;
+        let can_be_made = !is_stuck && (!here.is_empty() || pool.can_reconstruct(space, slab));
+        if here.is_empty() || is_short {
+            let layout = pool.map.spaces[space].layout;
+            layout.group(slab).into_iter().for_each(|group| pool.map.mark(space, layout.parity(group)));
+        }
+        if !(here.is_empty() || is_short) || !can_be_made || !self.has_turn(pool, redundancy) {
+            return;
+        }
+        // What is gone takes the room that there is first.
+        let comes_first = |column: SlabNo| pool.is_gone_and_waits(space, column);
+        if !here.is_empty() && pool.map.other_columns(space, slab).any(comes_first) {
+            return;
+        }
+        let target = if here.is_empty() {
+            let apart = pool.room_apart(space, slab, false).filter(|peer| !taken.has(*peer));
+            apart.inspect(|peer| pool.sessions.peers[*peer].take_slab())
+        } else {
+            None
+        };
+        let flees = here.is_empty() || here.len() == 1 && here.iter().any(|peer| pool.sessions.flees(peer));
+        let target = target.or_else(|| redundancy.pick_server(pool, space, taken));
+        let Some(peer) = target.or_else(|| if flees { pool.overflow_disk(taken) } else { None }) else { return };
+        let Some(grant) = pool.map.spaces[space].next_version(false) else { return };
+        let replaces = copies.iter().next().filter(|_| here.is_empty());
+        redundancy.begins_repair(pool, space, slab, Repair::new(peer, grant, replaces));
+        pool.map.mark(space, slab);
+    }
+
+    /// Somebody waits: these have a share of their own of what is made anew at a time.
+    fn has_turn(&self, pool: &Pool, redundancy: &Redundancy) -> bool {
+        let dissolving = redundancy.repairs.iter().filter(|(space, slab)| self.is_dissolving(pool, *space, *slab));
+        dissolving.count() < REPAIRS_MAX
+    }
+
+    /// Whether some server may take a copy beside those that there are.
+    fn has_room(&self, pool: &Pool, redundancy: &Redundancy, space: SpaceIndex, slab: SlabNo, on_disk: bool) -> bool {
+        let taken =
+            pool.sessions.peers_of(&pool.map.spaces[space].slabs[slab].entry).union(self.refused(pool, space, slab));
+        pool.sessions.peers.indices().filter(|peer| !taken.has(*peer)).any(|peer| {
+            let server = &pool.sessions.peers[peer];
+            let keeps = server.keeps_promises() && redundancy.room_kept(pool, space, peer) > 0;
+            let may = !server.has_overflow_disk() || on_disk && pool.config.uses_overflow_disk;
+            may && (server.can_lend() || keeps && !server.has_overflow_disk())
+        })
+    }
+
+    fn footing(&self, pool: &Pool, redundancy: &Redundancy, space: SpaceIndex, slab: SlabNo) -> Footing {
+        let state = &pool.map.spaces[space].slabs[slab];
+        match state.phase {
+            Phase::Lost | Phase::Vacant => return Footing::Firm,
+            Phase::Open if state.pending.is_none() && state.repair.is_none() => {}
+            _ => return Footing::Waits,
+        }
+        let (copies, here) = (pool.sessions.peers_of(&state.entry), pool.copies_here(space, slab));
+        // Without parity each copy counts as one that is in sync: those that were not heard of since this owner began are asked first.
+        let unheard = copies.minus(pool.map.heard_of(space, slab).minus(state.failed));
+        if !unheard.is_empty() {
+            // One whose only servers are silent, for longer than anybody waits, is made anew if there is room.
+            let has_waited =
+                pool.config.error_after.is_none() || unheard.is_subset_of(pool.sessions.peers.long_silent());
+            let is_silent =
+                here.is_empty() && has_waited && unheard.iter().all(|peer| pool.sessions.peers[peer].is_down());
+            let has_no_room =
+                || pool.can_reconstruct(space, slab) && !self.has_room(pool, redundancy, space, slab, true);
+            return if is_silent && !state.is_stuck && has_no_room() { Footing::Gone } else { Footing::Waits };
+        }
+        if !here.is_empty() && (state.is_stuck || copies.len() >= self.wanted_copies(pool, space, slab)) {
+            return Footing::Firm;
+        }
+        if !here.is_empty() {
+            let flees = here.iter().any(|peer| pool.sessions.flees(peer));
+            return if self.has_room(pool, redundancy, space, slab, flees) { Footing::Waits } else { Footing::Firm };
+        }
+        if !pool.can_reconstruct(space, slab) {
+            return Footing::Waits;
+        }
+        // Where a page of the others is damaged, the rest of the slab can be read as long as there is parity.
+        if state.is_stuck || !self.has_room(pool, redundancy, space, slab, true) {
+            Footing::Gone
+        } else {
+            Footing::Waits
         }
     }
 }

@@ -11,6 +11,7 @@ use super::assign::{OfColumns, assign};
 use crate::client::index::{GroupIndex, PeerIndex, SpaceIndex};
 use crate::client::map::Map;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::units::{SlabNo, Time};
 
 impl Client {
@@ -80,7 +81,7 @@ impl Client {
                 }
                 return;
             }
-            return self.dissolve_column(space, slab, here);
+            return self.parity.dissolve_column(&mut self.pool, &mut self.redundancy, space, slab, here);
         }
         let stays = self.pool.copy_that_stays(space, slab);
         // A copy leaves for parity, which is of use as long as the ledger is there.
@@ -113,21 +114,30 @@ impl Client {
             (false, false) if stays.is_none() => here.iter().next(),
             (false, false) => return,
         };
-        self.begin_column(space, slab, here, replaces);
+        self.redundancy.begin_column(&mut self.pool, space, slab, here, replaces);
     }
+}
 
+impl Redundancy {
     /// Begins a copy that is to be the one of this slab.
-    fn begin_column(&mut self, space: SpaceIndex, slab: SlabNo, here: PeerSet, replaces: Option<PeerIndex>) {
-        let can_be_made = !here.is_empty() || self.pool.can_reconstruct(space, slab);
-        if self.repairs_running() >= REPAIRS_MAX || !can_be_made || self.pool.map.spaces[space].slabs[slab].is_stuck {
+    fn begin_column(
+        &mut self,
+        pool: &mut Pool,
+        space: SpaceIndex,
+        slab: SlabNo,
+        here: PeerSet,
+        replaces: Option<PeerIndex>,
+    ) {
+        let can_be_made = !here.is_empty() || pool.can_reconstruct(space, slab);
+        if self.repairs_running(pool) >= REPAIRS_MAX || !can_be_made || pool.map.spaces[space].slabs[slab].is_stuck {
             return;
         }
-        let flees = replaces.is_some_and(|peer| here.has(peer) && !self.pool.sessions.peers[peer].has_overflow_disk());
-        let Some(peer) = self.pool.room_apart(space, slab, flees) else { return };
-        let Some(grant) = self.pool.map.spaces[space].next_version(false) else { return };
-        self.pool.sessions.peers[peer].take_slab();
-        self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
-        self.pool.map.mark(space, slab);
+        let flees = replaces.is_some_and(|peer| here.has(peer) && !pool.sessions.peers[peer].has_overflow_disk());
+        let Some(peer) = pool.room_apart(space, slab, flees) else { return };
+        let Some(grant) = pool.map.spaces[space].next_version(false) else { return };
+        pool.sessions.peers[peer].take_slab();
+        self.begins_repair(pool, space, slab, Repair::new(peer, grant, replaces));
+        pool.map.mark(space, slab);
     }
 }
 

@@ -14,6 +14,7 @@ use crate::client::parity::Parity;
 use crate::client::parity::{LEDGER_COPIES, Members};
 use crate::client::peer::PeerSet;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::client::sealed::Tenure;
 use crate::client::slab::Phase;
 use crate::client::vacate::MAP_SILENT;
@@ -65,41 +66,9 @@ impl Client {
             && is_free
             && self.pool.map.makes_parity(space)
             && !self.pool.map.is_frozen(space, group)
-            && self.is_still(space, group)
+            && self.redundancy.is_still(&self.pool, &self.pages, space, group)
             && self.pool.servers_suffice(space, group)
             && !self.pool.map.is_ledger_lost(space, group)
-    }
-
-    /// Whether nothing is under way in a group, and every copy that it should have is in sync at a server that answers.
-    fn is_still(&self, space: SpaceIndex, group: GroupIndex) -> bool {
-        let layout = self.pool.map.spaces[space].layout;
-        let mut held = 0;
-        for slab in layout.members(group) {
-            match self.pool.map.spaces[space].slabs[slab].phase {
-                Phase::Vacant => {}
-                Phase::Open if self.is_in_sync(space, slab) => held += 1,
-                _ => return false,
-            }
-        }
-        let of_group = |op: &Operation| {
-            op.space == space && self.pool.map.slab_of(op.page).and_then(|s| layout.group(s)) == Some(group)
-        };
-        let is_under_way = |op: &Operation| matches!(op.stage, Stage::Waiting | Stage::Active) || op.exchanges > 0;
-        let is_write = |op: &Operation| op.kind != Kind::Read && of_group(op) && is_under_way(op);
-        held >= HELD_MIN && !self.pages.ops.any(is_write)
-    }
-
-    fn is_in_sync(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let (state, fenced_at) = (&self.pool.map.spaces[space].slabs[slab], self.pool.map.spaces[space].fenced_at);
-        let copies = self.pool.sessions.peers_of(&state.entry);
-        let is_good = |peer: PeerIndex| {
-            let server = &self.pool.sessions.peers[peer];
-            server.is_up() && !server.wants_relief() && !state.failed.has(peer) && fenced_at.has(peer)
-        };
-        let is_leaving = state.content.is_leaving();
-        let is_changing = state.pending.is_some() || state.repair.is_some() || is_leaving;
-        let is_whole = copies.len() == self.pool.map.spaces[space].copies && copies.iter().all(is_good);
-        is_whole && !is_changing && !self.redundancy.copies.any_of(space, slab)
     }
 
     /// What comes next for a group whose parity is being made. Its last step is the map's: from when that is asked for, the group
@@ -114,7 +83,7 @@ impl Client {
         let slabs = &self.pool.map.spaces[space].slabs;
         let is_refused = members.iter().any(|slab| slabs[*slab].table == Table::Refused);
         let cannot = is_refused || slabs[parity].is_stuck || self.pool.map.is_ledger_lost(space, group);
-        if cannot || !self.is_still(space, group) {
+        if cannot || !self.redundancy.is_still(&self.pool, &self.pages, space, group) {
             return self.stop_making(space, group);
         }
         if !self.parity.is_written_down(&mut self.pool, &self.pages, space, group, &members)
@@ -138,7 +107,7 @@ impl Client {
     pub(in crate::client::parity) fn stop_making(&mut self, space: SpaceIndex, group: GroupIndex) {
         let parity = self.pool.map.spaces[space].layout.parity(group);
         self.parity.cold.stop_making(self.pool.now, space, group);
-        self.end_copies(space, parity);
+        self.redundancy.end_copies(&mut self.pool, &mut self.parity, space, parity);
         self.abort_repair(space, parity);
         // What was sent already is of a life that is over.
         let epoch = self.pool.map.spaces[space].next_version(false);
@@ -148,6 +117,40 @@ impl Client {
         state.epoch = epoch.unwrap_or(state.epoch);
         self.pool.map.tables.give_back(std::mem::take(&mut state.versions).into());
         self.pool.map.forget_tables(space, group);
+    }
+}
+
+impl Redundancy {
+    /// Whether nothing is under way in a group, and every copy that it should have is in sync at a server that answers.
+    fn is_still(&self, pool: &Pool, pages: &Pages, space: SpaceIndex, group: GroupIndex) -> bool {
+        let layout = pool.map.spaces[space].layout;
+        let mut held = 0;
+        for slab in layout.members(group) {
+            match pool.map.spaces[space].slabs[slab].phase {
+                Phase::Vacant => {}
+                Phase::Open if self.is_in_sync(pool, space, slab) => held += 1,
+                _ => return false,
+            }
+        }
+        let of_group = |op: &Operation| {
+            op.space == space && pool.map.slab_of(op.page).and_then(|s| layout.group(s)) == Some(group)
+        };
+        let is_under_way = |op: &Operation| matches!(op.stage, Stage::Waiting | Stage::Active) || op.exchanges > 0;
+        let is_write = |op: &Operation| op.kind != Kind::Read && of_group(op) && is_under_way(op);
+        held >= HELD_MIN && !pages.ops.any(is_write)
+    }
+
+    fn is_in_sync(&self, pool: &Pool, space: SpaceIndex, slab: SlabNo) -> bool {
+        let (state, fenced_at) = (&pool.map.spaces[space].slabs[slab], pool.map.spaces[space].fenced_at);
+        let copies = pool.sessions.peers_of(&state.entry);
+        let is_good = |peer: PeerIndex| {
+            let server = &pool.sessions.peers[peer];
+            server.is_up() && !server.wants_relief() && !state.failed.has(peer) && fenced_at.has(peer)
+        };
+        let is_leaving = state.content.is_leaving();
+        let is_changing = state.pending.is_some() || state.repair.is_some() || is_leaving;
+        let is_whole = copies.len() == pool.map.spaces[space].copies && copies.iter().all(is_good);
+        is_whole && !is_changing && !self.copies.any_of(space, slab)
     }
 }
 

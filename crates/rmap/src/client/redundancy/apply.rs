@@ -3,7 +3,9 @@
 use crate::client::context::Context;
 use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::pages::Pages;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::client::reserve::Reserved;
 use crate::client::scrub::pass::{Verdict, judge};
 use crate::client::sealed::Tenure;
@@ -14,11 +16,6 @@ use crate::units::{Class, PageNo, SlabNo, Time, Version};
 use crate::wire::message::{Op, Status};
 
 impl Client {
-    /// When a page is to be looked at next.
-    pub(in crate::client) fn scrub_due(&self) -> Option<Time> {
-        self.pool.config.scrub_pass.and(self.redundancy.scrub.due())
-    }
-
     /// Looks at the next page, if it is time.
     pub(in crate::client) fn poll_scrub(&mut self, now: Time) {
         let Some(pass) = self.pool.config.scrub_pass else { return };
@@ -45,32 +42,6 @@ impl Client {
         self.pool.stats.scrub_bad += u64::from(matches!(verdict, Verdict::Bad { .. }));
         if matches!(verdict, Verdict::Gone | Verdict::Bad { another_answers: true }) {
             self.copy_lost(asked.space, slab, asked.peer);
-        }
-    }
-
-    /// All copies in sync have another version of a page.
-    pub(in crate::client) fn set_version(&mut self, space: SpaceIndex, slab: SlabNo, index: usize, version: Version) {
-        let state = &mut self.pool.map.spaces[space].slabs[slab];
-        let before = std::mem::replace(&mut state.versions[index], version);
-        state.content.replace(before, version);
-        if before.has_content() {
-            self.note_empty(space, slab);
-        }
-    }
-
-    /// An owner's slab is open now.
-    pub(in crate::client) fn count_content(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let state = &mut self.pool.map.spaces[space].slabs[slab];
-        state.content.count(&state.versions);
-        self.note_empty(space, slab);
-    }
-
-    fn note_empty(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let Some(after) = self.pool.config.give_back_after else { return };
-        let owned = self.pool.map.spaces[space].tenure == Tenure::Owner;
-        let content = &mut self.pool.map.spaces[space].slabs[slab].content;
-        if owned && content.is_empty() {
-            self.redundancy.vacating.became_empty(self.pool.now, after, (space, slab), content);
         }
     }
 
@@ -123,18 +94,56 @@ impl Client {
     pub fn unreserve(&mut self, space: SpaceRef) {
         self.redundancy.reservations.end(space.0);
     }
+}
+
+impl Redundancy {
+    /// When a page is to be looked at next.
+    pub(in crate::client) fn scrub_due(&self, pool: &Pool) -> Option<Time> {
+        pool.config.scrub_pass.and(self.scrub.due())
+    }
+
+    /// All copies in sync have another version of a page.
+    pub(in crate::client) fn set_version(
+        &mut self,
+        pool: &mut Pool,
+        space: SpaceIndex,
+        slab: SlabNo,
+        index: usize,
+        version: Version,
+    ) {
+        let state = &mut pool.map.spaces[space].slabs[slab];
+        let before = std::mem::replace(&mut state.versions[index], version);
+        state.content.replace(before, version);
+        if before.has_content() {
+            self.note_empty(pool, space, slab);
+        }
+    }
+
+    /// An owner's slab is open now.
+    pub(in crate::client) fn count_content(&mut self, pool: &mut Pool, space: SpaceIndex, slab: SlabNo) {
+        let state = &mut pool.map.spaces[space].slabs[slab];
+        state.content.count(&state.versions);
+        self.note_empty(pool, space, slab);
+    }
+
+    fn note_empty(&mut self, pool: &mut Pool, space: SpaceIndex, slab: SlabNo) {
+        let Some(after) = pool.config.give_back_after else { return };
+        let owned = pool.map.spaces[space].tenure == Tenure::Owner;
+        let content = &mut pool.map.spaces[space].slabs[slab].content;
+        if owned && content.is_empty() {
+            self.vacating.became_empty(pool.now, after, (space, slab), content);
+        }
+    }
 
     /// Looks at the reservations that it is time for.
-    pub(in crate::client) fn poll_reservations(&mut self, now: Time) {
-        while let Some((space, wanted)) =
-            self.redundancy.reservations.poll(now, &Context { pool: &self.pool, ops: &self.pages.ops })
-        {
+    pub(in crate::client) fn poll_reservations(&mut self, pool: &mut Pool, pages: &Pages, now: Time) {
+        while let Some((space, wanted)) = self.reservations.poll(now, &Context { pool, ops: &pages.ops }) {
             for (peer, slabs) in wanted {
-                if self.pool.fence(space, peer) {
+                if pool.fence(space, peer) {
                     let (role, op, class) = (Role::Reserve, Op::Reserve, Class::Rebuild);
                     let (page, version) = (PageNo(0), Version::from_bits(slabs));
-                    let exchange = self.pool.ask_for(Request { role, peer, op, class, space, page, version });
-                    self.redundancy.reservations.was_asked(space, peer, exchange);
+                    let exchange = pool.ask_for(Request { role, peer, op, class, space, page, version });
+                    self.reservations.was_asked(space, peer, exchange);
                 }
             }
         }
@@ -143,24 +152,25 @@ impl Client {
     /// A server keeps what it was asked to keep, or cannot.
     pub(in crate::client) fn reserve_answered(
         &mut self,
+        pool: &mut Pool,
         space: SpaceIndex,
         peer: PeerIndex,
         slabs: u64,
         status: Status,
     ) {
-        if !self.redundancy.reservations.complete(space, peer, slabs, status) {
-            self.pool.map.spaces[space].fenced_at.remove(peer);
+        if !self.reservations.complete(space, peer, slabs, status) {
+            pool.map.spaces[space].fenced_at.remove(peer);
         }
     }
 
     /// Slabs that a server keeps for this space and that it does not have yet.
-    pub(in crate::client) fn room_kept(&self, space: SpaceIndex, peer: PeerIndex) -> u64 {
-        let kept = self.redundancy.reservations.kept_at(space, peer);
+    pub(in crate::client) fn room_kept(&self, pool: &Pool, space: SpaceIndex, peer: PeerIndex) -> u64 {
+        let kept = self.reservations.kept_at(space, peer);
         if kept == 0 {
             return 0;
         }
-        let server = self.pool.sessions.peers[peer].info().id;
-        let replicas = self.pool.map.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
+        let server = pool.sessions.peers[peer].info().id;
+        let replicas = pool.map.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
         kept.saturating_sub(replicas.filter(|replica| replica.server == server).count() as u64)
     }
 }

@@ -8,8 +8,10 @@ use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::client::map::Map;
 use crate::client::ops::{Kind, Stage};
 use crate::client::pages::Pages;
+use crate::client::parity::Parity;
 use crate::client::peer::PeerSet;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::client::sessions::Sessions;
 use crate::client::slab::{Doubt, GrantStep, Phase, Slab, Space};
 use crate::client::{Client, Failure, Fault};
@@ -48,72 +50,8 @@ impl Client {
         if self.pool.map.spaces[space].slabs[slab].repair.is_some() {
             self.advance_repair((space, slab), here, doubt);
         } else {
-            self.begin_repair(space, slab, here);
+            self.redundancy.begin_repair(&mut self.pool, &self.parity, space, slab, here);
         }
-    }
-
-    /// A server is lost, to this client and to others.
-    pub(in crate::client) fn spread_rebuild(&mut self, now: Time) {
-        let spread = self.pool.config.rebuild_spread.as_nanos() as u64;
-        if spread > 0 {
-            let entropy = &self.pool.entropy;
-            self.redundancy.repairs.put_off(|| now + Duration::from_nanos(entropy.next_u64() % spread));
-        }
-    }
-
-    /// Copies are restored from now on, if it is time.
-    pub(in crate::client) fn rebuild(&mut self, now: Time) {
-        if self.redundancy.repairs.poll(now) {
-            self.pool.map.mark_all();
-        }
-    }
-
-    fn begin_repair(&mut self, space: SpaceIndex, slab: SlabNo, here: PeerSet) {
-        let copies = self.pool.sessions.peers_of(&self.pool.map.spaces[space].slabs[slab].entry);
-        let replaces = here.iter().find(|peer| self.pool.sessions.peers[*peer].wants_relief());
-        let missing = copies.len() < self.parity.wanted_copies(&self.pool, space, slab);
-        let state = &self.pool.map.spaces[space].slabs[slab];
-        let is_stuck = state.is_stuck || !state.disputed.is_empty();
-        if here.is_empty() || is_stuck || !(missing || replaces.is_some()) {
-            return;
-        }
-        // Where a write waits for it, it does not wait.
-        let waits = missing && self.redundancy.repairs.is_put_off() && !self.parity.cold.is_any_dissolving();
-        if waits || self.repairs_running() >= REPAIRS_MAX {
-            return;
-        }
-        // A server that is about to end has the only copy: rather on a disk than gone.
-        let flees = here.len() == 1 && replaces.is_some_and(|peer| !self.pool.sessions.peers[peer].has_overflow_disk());
-        let picked = self.pick_server(space, copies);
-        let Some(peer) = picked.or_else(|| if flees { self.pool.overflow_disk(copies) } else { None }) else { return };
-        let Some(grant) = self.pool.map.spaces[space].next_version(false) else { return };
-        let replaces = if missing { None } else { replaces };
-        self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
-        self.pool.map.mark(space, slab);
-    }
-
-    /// Slabs that get a copy now. What can be had from silent servers only waits for these, and takes nobody's turn.
-    pub(in crate::client) fn repairs_running(&self) -> usize {
-        let has_source = |space: SpaceIndex, slab: SlabNo| {
-            let Slab { entry, failed, .. } = &self.pool.map.spaces[space].slabs[slab];
-            let up = self
-                .pool
-                .sessions
-                .peers_of(entry)
-                .minus(*failed)
-                .iter()
-                .any(|peer| !self.pool.sessions.peers[peer].is_down());
-            up || self.pool.can_reconstruct(space, slab)
-        };
-        debug_assert_eq!(self.redundancy.repairs.len(), self.pool.map.count_repairs(), "each that is begun ends once");
-        self.redundancy.repairs.iter().filter(|(space, slab)| has_source(*space, *slab)).count()
-    }
-
-    /// A slab gets a new copy from now on.
-    pub(in crate::client) fn begins_repair(&mut self, space: SpaceIndex, slab: SlabNo, repair: Repair) {
-        let before = self.pool.map.spaces[space].slabs[slab].repair.replace(repair);
-        debug_assert!(before.is_none(), "one at a time");
-        self.redundancy.repairs.begin(space, slab);
     }
 
     pub(in crate::client) fn advance_repair(
@@ -127,7 +65,7 @@ impl Client {
         let Some(Repair { peer, grant, step, replaces, .. }) = state.repair else { return };
         let joined = state.entry.replicas.iter().any(|replica| replica.grant == grant);
         if joined {
-            self.end_repair(space, slab);
+            self.redundancy.end_repair(&mut self.pool, space, slab);
             return;
         }
         let is_column = self.pool.map.spaces[space].layout.is_parity(slab) || self.pool.map.is_grouped(space, slab);
@@ -146,7 +84,7 @@ impl Client {
             Step::Copying => {
                 let leaving: PeerSet = replaces.into_iter().collect();
                 let stay = here.minus(leaving).union([peer].into_iter().collect());
-                if self.copy_missing(space, slab)
+                if self.redundancy.copy_missing(&mut self.pool, &mut self.parity, space, slab)
                     && !self.pages.has_unmirrored(&self.pool, space, slab, peer)
                     && self.pool.may_leave(now, (space, slab), doubt, leaving, stay)
                 {
@@ -163,28 +101,8 @@ impl Client {
         }
     }
 
-    /// Nothing is in the making for a slab any more: others may have waited for its turn.
-    pub(in crate::client) fn end_repair(&mut self, space: SpaceIndex, slab: SlabNo) -> Option<Repair> {
-        let mut repair = self.pool.map.spaces[space].slabs[slab].repair.take()?;
-        self.redundancy.repairs.end(space, slab);
-        self.pool.map.tables.give_back(std::mem::take(&mut repair.list).into());
-        self.pool.map.mark_all();
-        Some(repair)
-    }
-
-    /// The same where it is for a copy at a certain server.
-    pub(in crate::client) fn end_repair_at(
-        &mut self,
-        space: SpaceIndex,
-        slab: SlabNo,
-        peer: PeerIndex,
-    ) -> Option<Repair> {
-        let repair = self.pool.map.spaces[space].slabs[slab].repair.as_ref();
-        if repair.is_some_and(|repair| repair.peer == peer) { self.end_repair(space, slab) } else { None }
-    }
-
     pub(in crate::client) fn abort_repair(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let Some(repair) = self.end_repair(space, slab) else { return };
+        let Some(repair) = self.redundancy.end_repair(&mut self.pool, space, slab) else { return };
         if self.pool.map.spaces[space].slabs[slab].entry.replicas.iter().any(|replica| replica.grant == repair.grant) {
             // It is done, and nobody has looked at it since.
             return;
@@ -204,50 +122,6 @@ impl Client {
             self.pages.ops.select(|o| o.stage == Stage::Active && write(o.kind) && o.space == space && of_slab(o.page))
         {
             self.check_write(op);
-        }
-    }
-
-    /// Copies what the new copy lacks, as far as there is room. `true` if it lacks nothing.
-    fn copy_missing(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let pages = self.pool.map.size.pages();
-        let mut complete = true;
-        let is_parity = self.pool.map.spaces[space].layout.is_parity(slab);
-        if self.pool.has(Fault::JoinsEmpty) || is_parity && self.pool.has(Fault::ParityEarly) {
-            return true;
-        }
-        for pass in 0..2 {
-            let Some(repair) = &self.pool.map.spaces[space].slabs[slab].repair else { return false };
-            let (target, first) = (repair.peer, repair.cursor);
-            for index in first..pages {
-                let state = &self.pool.map.spaces[space].slabs[slab];
-                let lacks = state.repair.as_ref().is_some_and(|repair| repair.list[index] < state.versions[index]);
-                if !lacks {
-                    continue;
-                }
-                complete = false;
-                if !self.copy_page(space, slab, index, target) {
-                    if let Some(repair) = &mut self.pool.map.spaces[space].slabs[slab].repair {
-                        repair.cursor = index;
-                    }
-                    return false;
-                }
-            }
-            if let Some(repair) = &mut self.pool.map.spaces[space].slabs[slab].repair {
-                repair.cursor = 0;
-            }
-            // What lies before the cursor may have been written since: one more pass from the start.
-            if first == 0 || pass == 1 {
-                return complete;
-            }
-        }
-        false
-    }
-
-    fn copy_page(&mut self, space: SpaceIndex, slab: SlabNo, index: usize, target: PeerIndex) -> bool {
-        let up = self.pool.copies_to_read(space, slab).iter().find(|peer| !self.pool.sessions.peers[*peer].is_down());
-        match up {
-            Some(source) => self.start_copy((space, slab, index), Some(source), target),
-            None => self.pool.can_reconstruct(space, slab) && self.start_copy((space, slab, index), None, target),
         }
     }
 
@@ -312,7 +186,7 @@ impl Client {
                 }
             }
             Role::Write { op } => self.pages.op_exchange_ended(op),
-            Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(copy),
+            Role::CopyRead { copy } | Role::CopyWrite { copy } => self.redundancy.copy_failed(&mut self.pool, copy),
             Role::Fence => self.pool.map.spaces[exchange.space].fencing.remove(exchange.peer),
             Role::Grant | Role::Versions | Role::Admit { .. } | Role::Order | Role::Listed => {
                 if let Some(slab) = self.pool.map.slab_of(exchange.page) {
@@ -350,6 +224,148 @@ impl Client {
             self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
         } else {
             self.pages.finish_read(&mut self.pool, &mut self.parity, op, Err(Failure::Corrupt));
+        }
+    }
+}
+
+impl Redundancy {
+    /// A server is lost, to this client and to others.
+    pub(in crate::client) fn spread_rebuild(&mut self, pool: &Pool, now: Time) {
+        let spread = pool.config.rebuild_spread.as_nanos() as u64;
+        if spread > 0 {
+            let entropy = &pool.entropy;
+            self.repairs.put_off(|| now + Duration::from_nanos(entropy.next_u64() % spread));
+        }
+    }
+
+    /// Copies are restored from now on, if it is time.
+    pub(in crate::client) fn rebuild(&mut self, pool: &mut Pool, now: Time) {
+        if self.repairs.poll(now) {
+            pool.map.mark_all();
+        }
+    }
+
+    fn begin_repair(&mut self, pool: &mut Pool, parity: &Parity, space: SpaceIndex, slab: SlabNo, here: PeerSet) {
+        let copies = pool.sessions.peers_of(&pool.map.spaces[space].slabs[slab].entry);
+        let replaces = here.iter().find(|peer| pool.sessions.peers[*peer].wants_relief());
+        let missing = copies.len() < parity.wanted_copies(pool, space, slab);
+        let state = &pool.map.spaces[space].slabs[slab];
+        let is_stuck = state.is_stuck || !state.disputed.is_empty();
+        if here.is_empty() || is_stuck || !(missing || replaces.is_some()) {
+            return;
+        }
+        // Where a write waits for it, it does not wait.
+        let waits = missing && self.repairs.is_put_off() && !parity.cold.is_any_dissolving();
+        if waits || self.repairs_running(pool) >= REPAIRS_MAX {
+            return;
+        }
+        // A server that is about to end has the only copy: rather on a disk than gone.
+        let flees = here.len() == 1 && replaces.is_some_and(|peer| !pool.sessions.peers[peer].has_overflow_disk());
+        let picked = self.pick_server(pool, space, copies);
+        let Some(peer) = picked.or_else(|| if flees { pool.overflow_disk(copies) } else { None }) else { return };
+        let Some(grant) = pool.map.spaces[space].next_version(false) else { return };
+        let replaces = if missing { None } else { replaces };
+        self.begins_repair(pool, space, slab, Repair::new(peer, grant, replaces));
+        pool.map.mark(space, slab);
+    }
+
+    /// Slabs that get a copy now. What can be had from silent servers only waits for these, and takes nobody's turn.
+    pub(in crate::client) fn repairs_running(&self, pool: &Pool) -> usize {
+        let has_source = |space: SpaceIndex, slab: SlabNo| {
+            let Slab { entry, failed, .. } = &pool.map.spaces[space].slabs[slab];
+            let up =
+                pool.sessions.peers_of(entry).minus(*failed).iter().any(|peer| !pool.sessions.peers[peer].is_down());
+            up || pool.can_reconstruct(space, slab)
+        };
+        debug_assert_eq!(self.repairs.len(), pool.map.count_repairs(), "each that is begun ends once");
+        self.repairs.iter().filter(|(space, slab)| has_source(*space, *slab)).count()
+    }
+
+    /// A slab gets a new copy from now on.
+    pub(in crate::client) fn begins_repair(
+        &mut self,
+        pool: &mut Pool,
+        space: SpaceIndex,
+        slab: SlabNo,
+        repair: Repair,
+    ) {
+        let before = pool.map.spaces[space].slabs[slab].repair.replace(repair);
+        debug_assert!(before.is_none(), "one at a time");
+        self.repairs.begin(space, slab);
+    }
+
+    /// Nothing is in the making for a slab any more: others may have waited for its turn.
+    pub(in crate::client) fn end_repair(&mut self, pool: &mut Pool, space: SpaceIndex, slab: SlabNo) -> Option<Repair> {
+        let mut repair = pool.map.spaces[space].slabs[slab].repair.take()?;
+        self.repairs.end(space, slab);
+        pool.map.tables.give_back(std::mem::take(&mut repair.list).into());
+        pool.map.mark_all();
+        Some(repair)
+    }
+
+    /// The same where it is for a copy at a certain server.
+    pub(in crate::client) fn end_repair_at(
+        &mut self,
+        pool: &mut Pool,
+        space: SpaceIndex,
+        slab: SlabNo,
+        peer: PeerIndex,
+    ) -> Option<Repair> {
+        let repair = pool.map.spaces[space].slabs[slab].repair.as_ref();
+        if repair.is_some_and(|repair| repair.peer == peer) { self.end_repair(pool, space, slab) } else { None }
+    }
+
+    /// Copies what the new copy lacks, as far as there is room. `true` if it lacks nothing.
+    fn copy_missing(&mut self, pool: &mut Pool, parity: &mut Parity, space: SpaceIndex, slab: SlabNo) -> bool {
+        let pages = pool.map.size.pages();
+        let mut complete = true;
+        let is_parity = pool.map.spaces[space].layout.is_parity(slab);
+        if pool.has(Fault::JoinsEmpty) || is_parity && pool.has(Fault::ParityEarly) {
+            return true;
+        }
+        for pass in 0..2 {
+            let Some(repair) = &pool.map.spaces[space].slabs[slab].repair else { return false };
+            let (target, first) = (repair.peer, repair.cursor);
+            for index in first..pages {
+                let state = &pool.map.spaces[space].slabs[slab];
+                let lacks = state.repair.as_ref().is_some_and(|repair| repair.list[index] < state.versions[index]);
+                if !lacks {
+                    continue;
+                }
+                complete = false;
+                if !self.copy_page(pool, parity, space, slab, index, target) {
+                    if let Some(repair) = &mut pool.map.spaces[space].slabs[slab].repair {
+                        repair.cursor = index;
+                    }
+                    return false;
+                }
+            }
+            if let Some(repair) = &mut pool.map.spaces[space].slabs[slab].repair {
+                repair.cursor = 0;
+            }
+            // What lies before the cursor may have been written since: one more pass from the start.
+            if first == 0 || pass == 1 {
+                return complete;
+            }
+        }
+        false
+    }
+
+    fn copy_page(
+        &mut self,
+        pool: &mut Pool,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+        index: usize,
+        target: PeerIndex,
+    ) -> bool {
+        let up = pool.copies_to_read(space, slab).iter().find(|peer| !pool.sessions.peers[*peer].is_down());
+        match up {
+            Some(source) => self.start_copy(pool, parity, (space, slab, index), Some(source), target),
+            None => {
+                pool.can_reconstruct(space, slab) && self.start_copy(pool, parity, (space, slab, index), None, target)
+            }
         }
     }
 }

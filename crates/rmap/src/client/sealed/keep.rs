@@ -161,7 +161,7 @@ impl Client {
         {
             self.cancel(exchange.id);
         }
-        self.end_repair(space, slab);
+        self.redundancy.end_repair(&mut self.pool, space, slab);
         let before = &self.pool.map.spaces[space].slabs[slab];
         let stays = entry.replicas.iter().filter(|replica| before.entry.replicas.contains(replica));
         let same: PeerSet = stays.filter_map(|replica| self.pool.sessions.peers.of(replica.server)).collect();

@@ -56,7 +56,7 @@ impl Client {
                 let state = &mut self.pool.map.spaces[space].slabs[slab];
                 state.failed.remove(peer);
                 state.checked.remove(peer);
-                self.end_repair_at(space, slab, peer);
+                self.redundancy.end_repair_at(&mut self.pool, space, slab, peer);
             }
         }
         let is_lost = self.pool.map.spaces[space].slabs[slab].entry.lost && !self.pool.map.is_grouped(space, slab);
@@ -72,7 +72,7 @@ impl Client {
         } else if matches!(state.phase, Phase::Granting(_)) {
             state.make_table(&mut self.pool.map.tables);
             state.phase = Phase::Open;
-            self.count_content(space, slab);
+            self.redundancy.count_content(&mut self.pool, space, slab);
         } else if matches!(state.phase, Phase::Leaving) {
             state.phase = Phase::Vacant;
             state.content.clear();
@@ -104,7 +104,7 @@ impl Client {
             self.cancel(exchange.id);
         }
         // One that is still being read elsewhere would be written here once it has come.
-        self.end_copies_to(space, slab, peer);
+        self.redundancy.end_copies_to(&mut self.pool, &mut self.parity, space, slab, peer);
         self.pages.unsend_writes(&self.pool, space, slab, peer);
     }
 
@@ -134,7 +134,7 @@ impl Client {
         self.parity.ledger.forget(space);
         self.parity.forget_groups(space);
         for slab in self.pool.map.spaces[space].slabs.indices() {
-            self.end_repair(space, slab);
+            self.redundancy.end_repair(&mut self.pool, space, slab);
         }
         self.fail_ops(space, None, crate::client::Failure::Fenced);
         self.pages.resume_space(&mut self.pool, &mut self.parity, space);

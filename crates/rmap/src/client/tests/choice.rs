@@ -178,7 +178,7 @@ fn copies_are_not_restored_by_all_at_once() {
             }
             pool.expect_written(1);
             let lost_at = pool.now;
-            while pool.client.repairs_running() == 0 {
+            while pool.client.redundancy.repairs_running(&pool.client.pool) == 0 {
                 pool.pass(Duration::from_millis(1));
                 assert!(pool.now.since(lost_at) <= SPREAD);
             }

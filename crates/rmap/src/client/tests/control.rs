@@ -281,7 +281,7 @@ fn a_copy_in_the_making_holds_no_write_up() {
         let mut repair = Repair::new(PeerIndex(third), grant, None);
         repair.step = Step::Copying;
         repair.list = vec![Version::NEVER; 8].into();
-        pool.client.begins_repair(SpaceIndex(0), SlabNo(0), repair);
+        pool.client.redundancy.begins_repair(&mut pool.client.pool, SpaceIndex(0), SlabNo(0), repair);
         pool.no_control = true;
         let keep = [PeerIndex(holders[0])].into_iter().collect();
         let entry = pool.client.pool.entry_of(SpaceIndex(0), SlabNo(0), keep);

@@ -50,8 +50,14 @@ fn what_a_source_made_up_is_not_copied() {
     let grant = pool.client.pool.map.spaces[SpaceIndex(0)].next_version(false).unwrap();
     let mut repair = Repair::new(target, grant, None);
     repair.step = Step::Copying;
-    pool.client.begins_repair(SpaceIndex(0), SlabNo(0), repair);
-    pool.client.start_copy((SpaceIndex(0), SlabNo(0), 0), Some(source), target);
+    pool.client.redundancy.begins_repair(&mut pool.client.pool, SpaceIndex(0), SlabNo(0), repair);
+    pool.client.redundancy.start_copy(
+        &mut pool.client.pool,
+        &mut pool.client.parity,
+        (SpaceIndex(0), SlabNo(0), 0),
+        Some(source),
+        target,
+    );
     let exchange = take(&mut pool, |role| matches!(role, Role::CopyRead { .. }));
     let made_up = Version::new(Generation(1), 1 << 20, true);
     let now = pool.now;

@@ -38,17 +38,23 @@ fn load_that_changes_with_each_reply_is_looked_at_now_and_then() {
 #[test]
 fn copies_in_the_making_are_counted() {
     let mut pool = filled(3, 40);
-    assert_eq!((pool.client.repairs_running(), pool.client.redundancy.repairs.len()), (0, 0));
+    assert_eq!(
+        (pool.client.redundancy.repairs_running(&pool.client.pool), pool.client.redundancy.repairs.len()),
+        (0, 0)
+    );
     pool.deaf = vec![2];
     let mut most = 0;
     for _ in 0..2000 {
         pool.now = pool.now + Duration::from_millis(1);
         pool.time_passes();
         while pool.step() {
-            most = most.max(pool.client.repairs_running());
+            most = most.max(pool.client.redundancy.repairs_running(&pool.client.pool));
         }
     }
     assert_eq!(most, crate::client::repair::REPAIRS_MAX);
-    assert_eq!((pool.client.repairs_running(), pool.client.redundancy.repairs.len()), (0, 0));
+    assert_eq!(
+        (pool.client.redundancy.repairs_running(&pool.client.pool), pool.client.redundancy.repairs.len()),
+        (0, 0)
+    );
     assert_eq!(pool.client.in_sync(pool.space).1, 40);
 }

@@ -192,7 +192,13 @@ fn a_keeper_that_is_not_one_any_more_copies_again_later() {
     let mut pool = filled(2, 40);
     pool.client.pool.map.spaces[SpaceIndex(0)].tenure = Tenure::Keeper;
     for slab in 0..40 {
-        pool.client.start_copy((SpaceIndex(0), SlabNo(slab), 0), Some(PeerIndex(0)), PeerIndex(1));
+        pool.client.redundancy.start_copy(
+            &mut pool.client.pool,
+            &mut pool.client.parity,
+            (SpaceIndex(0), SlabNo(slab), 0),
+            Some(PeerIndex(0)),
+            PeerIndex(1),
+        );
     }
     assert!(!pool.client.redundancy.copies.has_room());
     for _ in 0..super::super::copies::COPIES_MAX {

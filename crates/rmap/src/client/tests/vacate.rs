@@ -98,10 +98,10 @@ fn what_is_reserved_stays_reserved() {
     pool.space = pool.client.attach(&spec, Generation(1), &[]).unwrap();
     pool.pass(Duration::from_millis(100));
     assert_eq!([pool.write(0, 1), pool.write(SLAB, 1)], [Ok(()); 2]);
-    assert_eq!(pool.client.room_kept(pool.space.0, PeerIndex(0)), 0);
+    assert_eq!(pool.client.redundancy.room_kept(&pool.client.pool, pool.space.0, PeerIndex(0)), 0);
     [0, SLAB].into_iter().for_each(|page| pool.trim(page));
     pool.pass(WHILE);
-    assert_eq!((lent(&pool), pool.client.room_kept(pool.space.0, PeerIndex(0))), (0, 2));
+    assert_eq!((lent(&pool), pool.client.redundancy.room_kept(&pool.client.pool, pool.space.0, PeerIndex(0))), (0, 2));
     let kept = std::mem::replace(&mut pool.space, other);
     let took: Vec<bool> = (0..3).map(|slab| pool.write(slab * SLAB, 1).is_ok()).collect();
     assert_eq!(took, [true, false, false]);
