@@ -34,7 +34,7 @@ impl Client {
             state.checked.insert(peer);
             return self.pool.map.mark_group(space, slab);
         }
-        self.copy_lost(space, slab, peer);
+        self.redundancy.copy_lost(&mut self.pool, &mut self.pages, &mut self.parity, space, slab, peer);
     }
 
     /// A server has begun a new life. `true` where it is asked what it has of a slab now.

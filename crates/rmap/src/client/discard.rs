@@ -17,6 +17,10 @@ use super::ops::Stage;
 use super::sealed::Tenure;
 use super::slab::Phase;
 use crate::client::index::SpaceIndex;
+use crate::client::pages::Pages;
+use crate::client::parity::Parity;
+use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::control::MapEntry;
 use crate::units::{SlabNo, Time};
 
@@ -24,36 +28,9 @@ impl Client {
     /// Gives a slab back, whatever is in it: its pages are zeros then. `false`, and nothing is done, while something is under way
     /// there, or where there is nothing to give back.
     pub fn discard_slab(&mut self, now: Time, space: SpaceRef, slab: SlabNo) -> bool {
-        let begun = self.begin_discard(space.0, slab);
+        let begun = self.redundancy.begin_discard(&mut self.pool, &mut self.pages, &mut self.parity, space.0, slab);
         self.settle(now);
         begun
-    }
-
-    pub(super) fn begin_discard(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let size = self.pool.map.size;
-        let Some(state) = self.pool.map.spaces[space].slabs.get(slab) else { return false };
-        let owned = self.pool.map.spaces[space].tenure == Tenure::Owner && !self.pool.map.spaces[space].is_taken;
-        if !matches!(state.phase, Phase::Open) || state.pending.is_some() || !owned {
-            return false;
-        }
-        let begun = |stage| matches!(stage, Stage::Waiting | Stage::Active);
-        let busy = self.pages.ops.any(|op| begun(op.stage) && op.space == space && size.slab(op.page) == Some(slab));
-        if busy || self.pages.read_queue.any_of(space, slab, size) || self.redundancy.copies.any_of(space, slab) {
-            return false;
-        }
-        if self.pool.map.is_in_frozen(space, slab) {
-            self.parity.dissolve_for(&mut self.pool, space, slab);
-            return false;
-        }
-        self.note_change(space, slab);
-        // Now, and not when the map has changed: what is written from now on waits for the next life.
-        let Some(epoch) = self.pool.map.spaces[space].next_version(false) else { return false };
-        self.abort_repair(space, slab);
-        let state = &mut self.pool.map.spaces[space].slabs[slab];
-        (state.phase, state.epoch) = (Phase::Leaving, epoch);
-        state.doubt = None;
-        self.pool.map.propose(space, slab, MapEntry::empty());
-        true
     }
 
     /// Gives the slabs of a space that is being removed back to their servers, some at each call; its pages are errors
@@ -72,7 +49,7 @@ impl Client {
             left += usize::from(!matches!(state.phase, Phase::Vacant | Phase::Lost));
             let owned = self.pool.map.spaces[space.0].tenure == Tenure::Owner;
             if owned && matches!(state.phase, Phase::Open) && state.pending.is_none() && asked < AT_A_TIME {
-                self.abort_repair(space.0, slab);
+                self.redundancy.abort_repair(&mut self.pool, &mut self.pages, &mut self.parity, space.0, slab);
                 self.pool.map.propose(space.0, slab, MapEntry::lost());
                 asked += 1;
             }
@@ -82,5 +59,41 @@ impl Client {
         }
         self.settle(now);
         left
+    }
+}
+
+impl Redundancy {
+    pub(super) fn begin_discard(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) -> bool {
+        let size = pool.map.size;
+        let Some(state) = pool.map.spaces[space].slabs.get(slab) else { return false };
+        let owned = pool.map.spaces[space].tenure == Tenure::Owner && !pool.map.spaces[space].is_taken;
+        if !matches!(state.phase, Phase::Open) || state.pending.is_some() || !owned {
+            return false;
+        }
+        let begun = |stage| matches!(stage, Stage::Waiting | Stage::Active);
+        let busy = pages.ops.any(|op| begun(op.stage) && op.space == space && size.slab(op.page) == Some(slab));
+        if busy || pages.read_queue.any_of(space, slab, size) || self.copies.any_of(space, slab) {
+            return false;
+        }
+        if pool.map.is_in_frozen(space, slab) {
+            parity.dissolve_for(pool, space, slab);
+            return false;
+        }
+        parity.note_change(pool, pages, self, space, slab);
+        // Now, and not when the map has changed: what is written from now on waits for the next life.
+        let Some(epoch) = pool.map.spaces[space].next_version(false) else { return false };
+        self.abort_repair(pool, pages, parity, space, slab);
+        let state = &mut pool.map.spaces[space].slabs[slab];
+        (state.phase, state.epoch) = (Phase::Leaving, epoch);
+        state.doubt = None;
+        pool.map.propose(space, slab, MapEntry::empty());
+        true
     }
 }

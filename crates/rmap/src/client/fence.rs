@@ -65,7 +65,7 @@ impl Client {
     fn has_nothing(&mut self, space: SpaceIndex, peer: PeerIndex) {
         for slab in self.pool.map.spaces[space].slabs.indices() {
             if self.pool.sessions.peers_of(&self.pool.map.spaces[space].slabs[slab].entry).has(peer) {
-                self.copy_lost(space, slab, peer);
+                self.redundancy.copy_lost(&mut self.pool, &mut self.pages, &mut self.parity, space, slab, peer);
             }
         }
     }
@@ -102,7 +102,7 @@ impl Client {
         if let Role::Read { op } = role {
             self.pages.ops.get(op).sent.remove(peer);
         }
-        self.was_cancelled(exchange);
+        self.redundancy.was_cancelled(&mut self.pool, &mut self.pages, &mut self.parity, exchange);
         if let Some(slab) = self.pool.map.slab_of(page).filter(|_| role == Role::Versions) {
             self.pool.map.list_again(space, slab, peer);
         }

@@ -8,7 +8,9 @@ use super::peer::{Accepted, LoadChange};
 use super::{Client, Fault};
 use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
 use crate::client::pages::Pages;
+use crate::client::parity::Parity;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::client::sessions::Sessions;
 use crate::reassembly::Identity;
 use crate::units::{SlabNo, Time, Version};
@@ -177,7 +179,9 @@ impl Client {
         if is_news && !self.redundancy.is_hearsay(&self.pool, exchange) {
             match role {
                 Role::Read { op } | Role::Write { op } => self.pages.op_exchange_ended(op),
-                Role::Strip { stripe } => self.stripe_interrupted(stripe),
+                Role::Strip { stripe } => {
+                    self.parity.stripe_interrupted(&mut self.pool, &mut self.pages, &mut self.redundancy, stripe)
+                }
                 Role::CopyRead { copy } | Role::CopyWrite { copy } => self.redundancy.copy_failed(&mut self.pool, copy),
                 Role::Fence => self.pool.map.spaces[space].fencing.remove(peer),
                 Role::Versions => self.pool.map.list_again(space, slab, peer),
@@ -195,24 +199,53 @@ impl Client {
             Role::Fence => self.fence_answered(space, peer, status),
             Role::Grant => self.grant_answered(space, slab, peer, exchange.version, status),
             Role::Versions => self.versions_answered(space, page, peer, answer),
-            Role::Admit { .. } => self.admit_answered(now, (space, slab), status),
-            Role::Order => self.order_answered(now, (space, slab), (status, version)),
-            Role::Listed => self.listed_answered(space, page, answer),
+            Role::Admit { .. } => self.redundancy.admit_answered(
+                &mut self.pool,
+                &mut self.pages,
+                &mut self.parity,
+                now,
+                (space, slab),
+                status,
+            ),
+            Role::Order => self.redundancy.order_answered(
+                &mut self.pool,
+                &mut self.pages,
+                &mut self.parity,
+                now,
+                (space, slab),
+                (status, version),
+            ),
+            Role::Listed => {
+                self.redundancy.listed_answered(&mut self.pool, &mut self.pages, &mut self.parity, space, page, answer)
+            }
             Role::Check => self.check_answered(space, slab, peer, (status, version)),
             Role::Reserve => {
                 self.redundancy.reserve_answered(&mut self.pool, space, peer, exchange.version.bits(), status)
             }
             Role::Release => {}
             Role::Held => self.pool.held_answered(space, peer, exchange.version, (status, version), payload),
-            Role::Strip { stripe } => self.strip_answered(stripe, exchange, answer),
-            Role::Scrub => self.scrub_answered(exchange, answer),
-            Role::Read { op } => self.read_answered(op, exchange, answer),
-            Role::Write { op } => self.write_answered(op, exchange, status),
+            Role::Strip { stripe } => self.parity.strip_answered(
+                &mut self.pool,
+                &mut self.pages,
+                &mut self.redundancy,
+                stripe,
+                exchange,
+                answer,
+            ),
+            Role::Scrub => {
+                self.redundancy.scrub_answered(&mut self.pool, &mut self.pages, &mut self.parity, exchange, answer)
+            }
+            Role::Read { op } => {
+                self.pages.read_answered(&mut self.pool, &mut self.redundancy, &mut self.parity, op, exchange, answer)
+            }
+            Role::Write { op } => {
+                self.pages.write_answered(&mut self.pool, &mut self.redundancy, &mut self.parity, op, exchange, status)
+            }
             Role::CopyRead { copy }
                 if status == Status::Ok
                     && !self.redundancy.copy_is_right(&self.pool, &self.pages, copy, version, payload) =>
             {
-                self.copy_is_wrong(copy, peer);
+                self.redundancy.copy_is_wrong(&mut self.pool, &mut self.pages, &mut self.parity, copy, peer);
             }
             Role::CopyRead { copy } if status == Status::Ok && version.has_content() != payload.is_empty() => {
                 if let Some(room) = self.redundancy.copies.buffer(copy).get_mut(..payload.len()) {
@@ -223,81 +256,104 @@ impl Client {
             Role::CopyWrite { copy } if status == Status::Ok => self.redundancy.copy_was_written(&mut self.pool, copy),
             Role::CopyRead { copy } | Role::CopyWrite { copy } => {
                 self.redundancy.copy_failed(&mut self.pool, copy);
-                self.copy_lost(space, slab, peer);
+                self.redundancy.copy_lost(&mut self.pool, &mut self.pages, &mut self.parity, space, slab, peer);
             }
         }
     }
+}
 
-    fn read_answered(&mut self, op: OpIndex, exchange: &Exchange, Answer { status, version, payload }: Answer<'_>) {
-        self.pages.op_exchange_ended(op);
+impl Pages {
+    fn read_answered(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        op: OpIndex,
+        exchange: &Exchange,
+        Answer { status, version, payload }: Answer<'_>,
+    ) {
+        self.op_exchange_ended(op);
         let Exchange { peer, space, page, .. } = *exchange;
-        let operation = *self.pages.ops.get(op);
+        let operation = *self.ops.get(op);
         // A hedged read that the other copy has answered; its slot may even be another operation's by now.
         if operation.stage != ops::Stage::Active || operation.kind != Kind::Read {
             return;
         }
-        let Some(slab) = self.pool.map.slab_of(page) else { return };
-        if status != Status::Ok || self.pool.map.is_another_copy(space, version) {
-            self.copy_lost(space, slab, peer);
-            if self.pages.ops.peek(op).stage == ops::Stage::Active
-                && !self.pages.is_answer_coming(&self.pool, &self.parity, op)
-            {
-                self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
+        let Some(slab) = pool.map.slab_of(page) else { return };
+        if status != Status::Ok || pool.map.is_another_copy(space, version) {
+            redundancy.copy_lost(pool, self, parity, space, slab, peer);
+            if self.ops.peek(op).stage == ops::Stage::Active && !self.is_answer_coming(pool, parity, op) {
+                self.ask_for_page(pool, parity, op);
             }
             return;
         }
         // The version that was known, or one that was written while this was under way.
-        let newest = self.pages.newest_issued(&self.pool, space, slab, operation.page);
-        let right = (version >= exchange.version && version <= newest) || self.pool.has(Fault::TrustsServers);
+        let newest = self.newest_issued(pool, space, slab, operation.page);
+        let right = (version >= exchange.version && version <= newest) || pool.has(Fault::TrustsServers);
         if !right || version.has_content() == payload.is_empty() {
-            return self.page_is_bad(op, peer);
+            return self.page_is_bad(pool, redundancy, parity, op, peer);
         }
         if payload.is_empty() {
-            return self.page_was_trimmed(op, exchange, version);
+            return self.page_was_trimmed(pool, redundancy, parity, op, exchange, version);
         }
-        if self.pool.map.spaces[space].key.open(page, version, payload, self.pages.ops.content(op)).is_err() {
-            return self.page_is_bad(op, peer);
+        if pool.map.spaces[space].key.open(page, version, payload, self.ops.content(op)).is_err() {
+            return self.page_is_bad(pool, redundancy, parity, op, peer);
         }
-        self.pages.finish_read(&mut self.pool, &mut self.parity, op, Ok(true));
+        self.finish_read(pool, parity, op, Ok(true));
     }
 
     /// A trim has no seal: its version has to be one that this client gave. Which it gave between the one that was asked for and
     /// the last one is not known any more: where there is a later one, that is asked for.
-    fn page_was_trimmed(&mut self, op: OpIndex, exchange: &Exchange, version: Version) {
+    fn page_was_trimmed(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        op: OpIndex,
+        exchange: &Exchange,
+        version: Version,
+    ) {
         let Exchange { space, page, peer, version: asked, .. } = *exchange;
-        let Some(slab) = self.pool.map.slab_of(page) else { return };
-        let known = self.pool.map.spaces[space].slabs[slab].version(self.pool.map.size.index(page));
-        let written = self.pages.ops.writer(space, page).map(|writer| self.pages.ops.peek(writer).version);
-        if version == known || Some(version) == written || self.pool.has(Fault::TrustsServers) {
-            self.pages.finish_read(&mut self.pool, &mut self.parity, op, Ok(false));
+        let Some(slab) = pool.map.slab_of(page) else { return };
+        let known = pool.map.spaces[space].slabs[slab].version(pool.map.size.index(page));
+        let written = self.ops.writer(space, page).map(|writer| self.ops.peek(writer).version);
+        if version == known || Some(version) == written || pool.has(Fault::TrustsServers) {
+            self.finish_read(pool, parity, op, Ok(false));
         } else if known > asked {
-            self.pages.ops.get(op).version = known;
-            let comes = |e: &Exchange| e.role == Role::Read { op } && !self.pool.sessions.peers[e.peer].is_down();
-            if self.pool.sessions.exchanges.find(comes).is_none() {
-                self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
+            self.ops.get(op).version = known;
+            let comes = |e: &Exchange| e.role == Role::Read { op } && !pool.sessions.peers[e.peer].is_down();
+            if pool.sessions.exchanges.find(comes).is_none() {
+                self.ask_for_page(pool, parity, op);
             }
         } else {
-            self.page_is_bad(op, peer);
+            self.page_is_bad(pool, redundancy, parity, op, peer);
         }
     }
 
-    fn write_answered(&mut self, op: OpIndex, exchange: &Exchange, status: Status) {
+    fn write_answered(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        op: OpIndex,
+        exchange: &Exchange,
+        status: Status,
+    ) {
         let Exchange { peer, space, page, version, .. } = *exchange;
-        let Some(slab) = self.pool.map.slab_of(page) else { return };
+        let Some(slab) = pool.map.slab_of(page) else { return };
         if status == Status::Ok {
-            self.pages.ops.get(op).acked.insert(peer);
-            let index = self.pool.map.size.index(page);
-            self.pool.map.copy_has(space, slab, peer, index, version);
-            self.check_write(op);
-            self.pages.op_exchange_ended(op);
-            let joining =
-                self.pool.map.spaces[space].slabs[slab].repair.as_ref().is_some_and(|repair| repair.peer == peer);
+            self.ops.get(op).acked.insert(peer);
+            let index = pool.map.size.index(page);
+            pool.map.copy_has(space, slab, peer, index, version);
+            self.check_write(pool, redundancy, parity, op);
+            self.op_exchange_ended(op);
+            let joining = pool.map.spaces[space].slabs[slab].repair.as_ref().is_some_and(|repair| repair.peer == peer);
             if joining {
-                self.pool.map.mark(space, slab);
+                pool.map.mark(space, slab);
             }
         } else {
-            self.pages.op_exchange_ended(op);
-            self.copy_lost(space, slab, peer);
+            self.op_exchange_ended(op);
+            redundancy.copy_lost(pool, self, parity, space, slab, peer);
         }
     }
 }

@@ -32,11 +32,11 @@ impl Client {
     /// Does what is due by `now` although nothing came.
     pub fn on_timeout(&mut self, now: Time) {
         self.pool.map.mark_timed(now);
-        self.poll_scrub(now);
+        self.redundancy.poll_scrub(&mut self.pool, &mut self.pages, &mut self.parity, now);
         self.pool.watch_sealed(&self.parity, now);
         self.redundancy.poll_reservations(&mut self.pool, &self.pages, now);
-        self.poll_vacating(now);
-        self.poll_cold(now);
+        self.redundancy.poll_vacating(&mut self.pool, &mut self.pages, &mut self.parity, now);
+        self.parity.poll_cold(&mut self.pool, &self.pages, &self.redundancy, now);
         self.pages.follow(&mut self.pool, &mut self.parity, now);
         self.pool.sessions.peers.indices().for_each(|peer_idx| self.watch(now, peer_idx));
         self.pages.poll_overdue(&mut self.pool, now);
@@ -92,7 +92,7 @@ impl Client {
             return false;
         }
         self.pool.sessions.peers[peer_idx].has_stalled(now);
-        self.copy_lost(space, slab, peer_idx);
+        self.redundancy.copy_lost(&mut self.pool, &mut self.pages, &mut self.parity, space, slab, peer_idx);
         true
     }
 
@@ -108,7 +108,7 @@ impl Client {
             self.pool.sessions.peers.greet(peer_idx, &self.pool.config);
         }
         self.pool.map.mark_all();
-        self.interrupt_sources_at(peer_idx);
+        self.redundancy.interrupt_sources_at(&mut self.pool, &mut self.pages, &mut self.parity, peer_idx);
         let size = self.pool.map.size;
         let reads = |op: &ops::Operation| op.stage == ops::Stage::Active && op.kind == ops::Kind::Read;
         // What is asked there once it was told is not asked yet.

@@ -20,11 +20,13 @@ use super::open::ListStep;
 use super::ops::{Kind, Operation, Stage};
 use super::peer::PeerSet;
 use super::slab::Phase;
-use super::{Client, Failure, Fault};
+use super::{Failure, Fault};
 use crate::client::index::{GroupIndex, OpIndex, SpaceIndex};
 use crate::client::map::Map;
 use crate::client::pages::Pages;
+use crate::client::parity::Parity;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::units::SlabNo;
 
 /// Whether somebody who may have a slab is heard.
@@ -37,49 +39,62 @@ enum Hearing {
     Gone,
 }
 
-impl Client {
+impl Pages {
     /// Of a slab that is being looked at: what nobody answers fails, and what has failed is sent to who answers again.
-    pub(super) fn maintain_unanswered(&mut self, space: SpaceIndex, slab: SlabNo) {
-        if self.pool.map.spaces[space].layout.is_ledger(slab) && self.pool.is_out_of_reach(space, slab) {
+    pub(super) fn maintain_unanswered(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        if pool.map.spaces[space].layout.is_ledger(slab) && pool.is_out_of_reach(space, slab) {
             // Whatever it says something of is.
-            self.pages.mark_unanswered(&mut self.pool, |op| op.space == space && !op.is_own);
-            self.pages.mark_queued(&mut self.pool);
+            self.mark_unanswered(pool, |op| op.space == space && !op.is_own);
+            self.mark_queued(pool);
         }
-        if !self.pages.ops.may_be_any_of(space, slab) {
+        if !self.ops.may_be_any_of(space, slab) {
             return;
         }
-        let size = self.pool.map.size;
+        let size = pool.map.size;
         let of_slab = |op: &Operation| op.space == space && size.slab(op.page) == Some(slab);
-        if self.pool.is_write_out_of_reach(space, slab) {
-            let reads = self.pool.is_out_of_reach(space, slab);
-            for op in self.pages.ops.select(|op| of_slab(op) && !op.is_own) {
-                match (self.pages.ops.peek(op).stage, self.pages.ops.peek(op).kind) {
-                    (Stage::Waiting, Kind::Write { .. }) => self.fail_op(op, Failure::Silent),
-                    (Stage::Active, Kind::Write { .. }) if reads => self.report_silence(op),
+        if pool.is_write_out_of_reach(space, slab) {
+            let reads = pool.is_out_of_reach(space, slab);
+            for op in self.ops.select(|op| of_slab(op) && !op.is_own) {
+                match (self.ops.peek(op).stage, self.ops.peek(op).kind) {
+                    (Stage::Waiting, Kind::Write { .. }) => self.fail_op(pool, redundancy, parity, op, Failure::Silent),
+                    (Stage::Active, Kind::Write { .. }) if reads => self.report_silence(pool, redundancy, parity, op),
                     (Stage::Waiting | Stage::Active, Kind::Read)
-                        if reads && !self.pages.is_answer_coming(&self.pool, &self.parity, op) =>
+                        if reads && !self.is_answer_coming(pool, parity, op) =>
                     {
-                        self.fail_op(op, Failure::Silent);
+                        self.fail_op(pool, redundancy, parity, op, Failure::Silent);
                     }
                     _ => {}
                 }
             }
-        } else if self.pages.ops.any_reported() {
-            for op in self.pages.ops.select(|op| of_slab(op) && op.is_reported && op.stage == Stage::Active) {
-                self.pages.send_write(&mut self.pool, op);
-                self.check_write(op);
+        } else if self.ops.any_reported() {
+            for op in self.ops.select(|op| of_slab(op) && op.is_reported && op.stage == Stage::Active) {
+                self.send_write(pool, op);
+                self.check_write(pool, redundancy, parity, op);
             }
         }
     }
 
     /// A write fails, and stays under way. It asks nobody now: exchanges are of a limited number.
-    pub(super) fn report_silence(&mut self, op: OpIndex) {
-        if self.pool.has(Fault::ForgetsUnanswered) {
-            return self.fail_op(op, Failure::Silent);
+    pub(super) fn report_silence(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        op: OpIndex,
+    ) {
+        if pool.has(Fault::ForgetsUnanswered) {
+            return self.fail_op(pool, redundancy, parity, op, Failure::Silent);
         }
-        if self.pages.ops.peek(op).is_reported || self.pages.ops.report(op) {
-            self.pages.drop_exchanges(&mut self.pool, &mut self.parity, op);
-            let operation = self.pages.ops.get(op);
+        if self.ops.peek(op).is_reported || self.ops.report(op) {
+            self.drop_exchanges(pool, parity, op);
+            let operation = self.ops.get(op);
             operation.sent = operation.acked;
         }
     }

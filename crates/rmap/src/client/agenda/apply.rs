@@ -20,7 +20,9 @@ impl Client {
                     self.pages.resume_slab(&mut self.pool, &mut self.parity, space, slab);
                 }
             }
-            if !(self.maintain_parity() | self.pages.report_more(&mut self.pool)) {
+            if !(self.parity.maintain_parity(&mut self.pool, &mut self.pages, &mut self.redundancy)
+                | self.pages.report_more(&mut self.pool))
+            {
                 break;
             }
         }
@@ -39,7 +41,7 @@ impl Client {
             if self.pool.sessions.exchanges.has_room() { self.pool.map.agenda.next_waiting()? } else { return None };
         self.pool.map.spaces[space].slabs[slab].marks.has_room();
         if !self.pool.map.spaces[space].is_taken && !self.pool.map.spaces[space].is_stale {
-            self.map_settled(space, slab);
+            self.pages.map_settled(&mut self.pool, &mut self.redundancy, &mut self.parity, space, slab);
         }
         Some((space, slab))
     }

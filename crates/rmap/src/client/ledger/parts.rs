@@ -2,6 +2,7 @@
 
 use super::line::Turn;
 use super::{Ledger, OWN_WRITES_MAX, Table, decode, encode, slab_and_part, token};
+use crate::client::Failure;
 use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::map::Map;
 use crate::client::ops::{Kind, OWN_MAX, Operation, Stage};
@@ -9,80 +10,103 @@ use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::parity::layout::VERSIONS_A_PAGE;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::client::slab::Phase;
-use crate::client::{Client, Failure};
 use crate::units::{Class, PageNo, SlabNo, Time};
 
-impl Client {
+impl Parity {
     /// Begins what there is room for, where somebody answers. `true` if that is something.
-    pub(in crate::client) fn maintain_ledger(&mut self) -> bool {
+    pub(in crate::client) fn maintain_ledger(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+    ) -> bool {
         let mut any = false;
-        while self.pages.ops.own_begun() < OWN_MAX && (self.begin_next_read() || self.begin_next_write()) {
+        while pages.ops.own_begun() < OWN_MAX
+            && (self.begin_next_read(pool, pages, redundancy) || self.begin_next_write(pool, pages, redundancy))
+        {
             any = true;
         }
         any
     }
 
-    fn begin_next_read(&mut self) -> bool {
-        while let Some(turn) = self.parity.ledger.reads.first() {
+    fn begin_next_read(&mut self, pool: &mut Pool, pages: &mut Pages, redundancy: &mut Redundancy) -> bool {
+        while let Some(turn) = self.ledger.reads.first() {
             let Turn { space, slab, again } = turn;
-            let Some(part) = self.pool.map.part_to_read(turn) else {
-                self.parity.ledger.reads.pop();
+            let Some(part) = pool.map.part_to_read(turn) else {
+                self.ledger.reads.pop();
                 continue;
             };
-            let page = self.pool.map.spaces[space].layout.table_page(slab, part);
-            if !self.pool.is_at_hand(space, page) {
-                self.parity.ledger.reads.put_off();
+            let page = pool.map.spaces[space].layout.table_page(slab, part);
+            if !pool.is_at_hand(space, page) {
+                self.ledger.reads.put_off();
                 continue;
             }
-            match &mut self.pool.map.spaces[space].slabs[slab].table {
+            match &mut pool.map.spaces[space].slabs[slab].table {
                 Table::Asked { next, .. } | Table::Compared { next, .. } if again.is_none() => *next += 1,
-                _ => self.parity.ledger.reads.pop(),
+                _ => self.ledger.reads.pop(),
             }
-            self.begin_own_read(space, page, (token(slab, part), self.pool.now));
+            self.begin_own_read(pool, pages, redundancy, space, page, (token(slab, part), pool.now));
             return true;
         }
         false
     }
 
-    fn begin_next_write(&mut self) -> bool {
-        if self.pages.ops.own_writes() >= OWN_WRITES_MAX {
+    fn begin_next_write(&mut self, pool: &mut Pool, pages: &mut Pages, redundancy: &mut Redundancy) -> bool {
+        if pages.ops.own_writes() >= OWN_WRITES_MAX {
             return false;
         }
-        while let Some(turn) = self.parity.ledger.writes.first() {
+        while let Some(turn) = self.ledger.writes.first() {
             let Turn { space, slab, .. } = turn;
-            let Some((part, done)) = self.pool.map.part_to_write(turn) else {
-                self.parity.ledger.writes.pop();
+            let Some((part, done)) = pool.map.part_to_write(turn) else {
+                self.ledger.writes.pop();
                 continue;
             };
-            if !self.pool.is_at_hand(space, self.pool.map.spaces[space].layout.table_page(slab, part)) {
-                self.parity.ledger.writes.put_off();
+            if !pool.is_at_hand(space, pool.map.spaces[space].layout.table_page(slab, part)) {
+                self.ledger.writes.put_off();
                 continue;
             }
-            let begun = self.write_part(space, slab, part);
+            let begun = self.write_part(pool, pages, redundancy, space, slab, part);
             let next = Table::Written { next: part + 1, done };
-            self.pool.map.spaces[space].slabs[slab].table = if begun { next } else { Table::Refused };
+            pool.map.spaces[space].slabs[slab].table = if begun { next } else { Table::Refused };
             return true;
         }
         false
     }
 
-    fn write_part(&mut self, space: SpaceIndex, slab: SlabNo, part: usize) -> bool {
-        let page = self.pool.map.spaces[space].layout.table_page(slab, part);
-        let versions = &self.pool.map.spaces[space].slabs[slab].versions;
+    fn write_part(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        slab: SlabNo,
+        part: usize,
+    ) -> bool {
+        let page = pool.map.spaces[space].layout.table_page(slab, part);
+        let versions = &pool.map.spaces[space].slabs[slab].versions;
         let end = versions.len().min((part + 1) * VERSIONS_A_PAGE);
         let content = encode(&versions[part * VERSIONS_A_PAGE..end]);
-        let (kind, asked) = (Kind::Write { trim: false }, (token(slab, part), self.pool.now));
-        let Some(version) = self.pool.map.spaces[space].next_version(false) else { return false };
-        let Some(op) = self.pages.ops.begin_own(kind, space, page, Class::Eviction, asked) else { return false };
-        self.pages.store_write(&mut self.pool, op, version, |room| *room = content);
-        self.try_op(op);
+        let (kind, asked) = (Kind::Write { trim: false }, (token(slab, part), pool.now));
+        let Some(version) = pool.map.spaces[space].next_version(false) else { return false };
+        let Some(op) = pages.ops.begin_own(kind, space, page, Class::Eviction, asked) else { return false };
+        pages.store_write(pool, op, version, |room| *room = content);
+        pages.try_op(pool, redundancy, self, op);
         true
     }
 
-    fn begin_own_read(&mut self, space: SpaceIndex, page: PageNo, asked: (u64, Time)) {
-        if let Some(op) = self.pages.ops.begin_own(Kind::Read, space, page, Class::Demand, asked) {
-            self.try_op(op);
+    fn begin_own_read(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        page: PageNo,
+        asked: (u64, Time),
+    ) {
+        if let Some(op) = pages.ops.begin_own(Kind::Read, space, page, Class::Demand, asked) {
+            pages.try_op(pool, redundancy, self, op);
         }
     }
 }

@@ -38,10 +38,10 @@ impl Client {
         self.pages.end_refusal(&mut self.pool, &mut self.parity, now, space);
         self.pool.notify_who_asked(space);
         if !self.pool.sessions.peers.long_silent().is_empty() || self.pages.ops.any_reported() {
-            self.maintain_unanswered(space, slab);
+            self.pages.maintain_unanswered(&mut self.pool, &mut self.redundancy, &mut self.parity, space, slab);
         }
-        self.maintain_unmapped(now, space, slab);
-        if self.advance_grouped(now, space, slab) {
+        self.pages.maintain_unmapped(&mut self.pool, &mut self.redundancy, &mut self.parity, now, space, slab);
+        if self.parity.advance_grouped(&mut self.pool, &mut self.pages, &mut self.redundancy, now, space, slab) {
             return;
         }
         let state = &mut self.pool.map.spaces[space].slabs[slab];
@@ -61,7 +61,7 @@ impl Client {
                 if wanted && self.pool.map.is_in_frozen(space, slab) {
                     // It is of its group that it waits to be free.
                 } else if wanted && self.pool.ends_unasked(now) && self.pages.ops.any(|op| waits(op) && !op.is_own) {
-                    self.end_unmapped(now, space, slab);
+                    self.pages.end_unmapped(&mut self.pool, &mut self.redundancy, &mut self.parity, now, space, slab);
                 } else if wanted {
                     self.pool.map.spaces[space].slabs[slab].phase = Phase::Granting(Candidates::default());
                     self.advance_granting(now, space, slab);
@@ -72,30 +72,30 @@ impl Client {
             Phase::Open if self.pool.map.spaces[space].tenure == Tenure::Reader => {
                 self.pool.look_after(&self.parity, space, slab)
             }
-            Phase::Open => self.advance_open(now, space, slab),
-            Phase::Leaving => self.wait_for_map(space, slab),
+            Phase::Open => {
+                self.redundancy.advance_open(&mut self.pool, &mut self.pages, &mut self.parity, now, space, slab)
+            }
+            Phase::Leaving => {
+                self.pages.wait_for_map(&mut self.pool, &mut self.redundancy, &mut self.parity, space, slab)
+            }
             Phase::Followed => {}
             Phase::Lost => {
-                self.fail_ops(space, Some(slab), Failure::Lost);
+                self.pages.fail_ops(
+                    &mut self.pool,
+                    &mut self.redundancy,
+                    &mut self.parity,
+                    space,
+                    Some(slab),
+                    Failure::Lost,
+                );
                 self.pool.look_after_if_reader(&self.parity, space, slab);
             }
         }
     }
 
-    /// Nobody waits for a server's answer any more whether it grants a slab. Should it have granted it, or do so yet, it is to know
-    /// that nobody has it.
-    pub(in crate::client) fn forget_grant(&mut self, space: SpaceIndex, slab: SlabNo, candidate: Candidate) {
-        let Candidate { peer, grant, .. } = candidate;
-        let asks = |e: &Exchange| e.role == Role::Grant && e.space == space && e.peer == peer && e.version == grant;
-        if let Some(exchange) = self.pool.sessions.exchanges.find(asks) {
-            self.cancel(exchange.id);
-        }
-        self.pool.sessions.release(space, slab, peer, grant);
-    }
-
     fn advance_granting(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
         if self.pool.map.spaces[space].slabs[slab].pending.is_some() {
-            return self.wait_for_map(space, slab);
+            return self.pages.wait_for_map(&mut self.pool, &mut self.redundancy, &mut self.parity, space, slab);
         }
         let Phase::Granting(mut candidates) =
             std::mem::replace(&mut self.pool.map.spaces[space].slabs[slab].phase, Phase::Vacant)
@@ -108,7 +108,7 @@ impl Client {
             candidates.asked.iter().filter(|c| silent(c) && c.step == GrantStep::Asked).copied().collect();
         candidates.refuse(silent);
         for candidate in asked_in_vain {
-            self.forget_grant(space, slab, candidate);
+            self.redundancy.forget_grant(&mut self.pool, &mut self.pages, &mut self.parity, space, slab, candidate);
         }
         while candidates.asked.len() < copies {
             let taken = candidates.peers();
@@ -143,7 +143,7 @@ impl Client {
         self.pool.map.spaces[space].slabs[slab].phase = Phase::Granting(candidates);
         if all_granted {
             self.pool.map.propose(space, slab, entry);
-            self.wait_for_map(space, slab);
+            self.pages.wait_for_map(&mut self.pool, &mut self.redundancy, &mut self.parity, space, slab);
         }
     }
 
@@ -323,9 +323,30 @@ impl Client {
         }
         self.pool.map.spaces[space].slabs[slab].table = Table::Unknown;
         self.redundancy.count_content(&mut self.pool, space, slab);
-        self.note_change(space, slab);
-        self.map_settled(space, slab);
+        self.parity.note_change(&mut self.pool, &mut self.pages, &mut self.redundancy, space, slab);
+        self.pages.map_settled(&mut self.pool, &mut self.redundancy, &mut self.parity, space, slab);
         self.pool.map.mark(space, slab);
+    }
+}
+
+impl Redundancy {
+    /// Nobody waits for a server's answer any more whether it grants a slab. Should it have granted it, or do so yet, it is to know
+    /// that nobody has it.
+    pub(in crate::client) fn forget_grant(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+        candidate: Candidate,
+    ) {
+        let Candidate { peer, grant, .. } = candidate;
+        let asks = |e: &Exchange| e.role == Role::Grant && e.space == space && e.peer == peer && e.version == grant;
+        if let Some(exchange) = pool.sessions.exchanges.find(asks) {
+            self.cancel(pool, pages, parity, exchange.id);
+        }
+        pool.sessions.release(space, slab, peer, grant);
     }
 }
 

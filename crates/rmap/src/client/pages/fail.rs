@@ -1,32 +1,50 @@
 //! Ends operations that cannot be done, with the reason.
 
+use crate::client::Failure;
 use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::ops::{Kind, Operation, Stage};
 use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::pool::Pool;
-use crate::client::{Client, Failure};
+use crate::client::redundancy::Redundancy;
 use crate::units::{SlabNo, Time};
 
-impl Client {
+impl Pages {
     /// Ends operations of a space, or of one slab, that cannot be done.
-    pub(in crate::client) fn fail_ops(&mut self, space: SpaceIndex, slab: Option<SlabNo>, failure: Failure) {
-        let size = self.pool.map.size;
+    pub(in crate::client) fn fail_ops(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: Option<SlabNo>,
+        failure: Failure,
+    ) {
+        let size = pool.map.size;
         let fits = |page| slab.is_none_or(|slab| size.slab(page).is_some_and(|s| s == slab));
-        for op in self.pages.ops.select(|o| o.space == space && fits(o.page)) {
-            self.fail_op(op, failure);
+        for op in self.ops.select(|o| o.space == space && fits(o.page)) {
+            self.fail_op(pool, redundancy, parity, op, failure);
         }
     }
 
     /// Ends an operation that cannot be done.
-    pub(in crate::client) fn fail_op(&mut self, op: OpIndex, failure: Failure) {
-        let Operation { stage, kind, .. } = *self.pages.ops.peek(op);
+    pub(in crate::client) fn fail_op(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        op: OpIndex,
+        failure: Failure,
+    ) {
+        let Operation { stage, kind, .. } = *self.ops.peek(op);
         match kind {
-            Kind::Read => return self.pages.fail_read(&mut self.pool, &mut self.parity, op, failure),
-            Kind::Write { .. } if matches!(stage, Stage::Waiting | Stage::Active) => self.end_write(op, Err(failure)),
+            Kind::Read => return self.fail_read(pool, parity, op, failure),
+            Kind::Write { .. } if matches!(stage, Stage::Waiting | Stage::Active) => {
+                self.end_write(pool, redundancy, parity, op, Err(failure))
+            }
             Kind::Write { .. } => {}
         }
-        self.pages.drop_exchanges(&mut self.pool, &mut self.parity, op);
+        self.drop_exchanges(pool, parity, op);
     }
 }
 

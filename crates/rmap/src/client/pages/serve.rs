@@ -6,6 +6,7 @@ use crate::client::ops::{Kind, Operation, Reported, Selected, Stage};
 use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::client::sealed::Tenure;
 use crate::client::slab::Phase;
 use crate::client::{Client, Event, Failure, Fault, Refused, Token};
@@ -60,115 +61,148 @@ impl Client {
             Some(content) => self.pages.store_write(&mut self.pool, op, version, content),
             None => self.pages.ops.get(op).version = version,
         }
-        self.try_write(op);
+        self.pages.try_write(&mut self.pool, &mut self.redundancy, &mut self.parity, op);
         self.settle(now);
         Ok(())
     }
+}
 
+impl Pages {
     /// Begins a waiting operation if it can begin now.
-    pub(in crate::client) fn try_op(&mut self, op: OpIndex) {
-        match self.pages.ops.peek(op).kind {
-            _ if self.pages.ops.peek(op).stage != Stage::Waiting => {}
-            Kind::Read => self.pages.try_read(&mut self.pool, &mut self.parity, op),
-            Kind::Write { .. } => self.try_write(op),
+    pub(in crate::client) fn try_op(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        op: OpIndex,
+    ) {
+        match self.ops.peek(op).kind {
+            _ if self.ops.peek(op).stage != Stage::Waiting => {}
+            Kind::Read => self.try_read(pool, parity, op),
+            Kind::Write { .. } => self.try_write(pool, redundancy, parity, op),
         }
     }
 
-    fn try_write(&mut self, op: OpIndex) {
-        let Operation { space, page, .. } = *self.pages.ops.peek(op);
-        if self.pool.map.spaces[space].is_taken {
-            return self.pages.ops.finish(op, Err(Failure::Fenced));
+    fn try_write(&mut self, pool: &mut Pool, redundancy: &mut Redundancy, parity: &mut Parity, op: OpIndex) {
+        let Operation { space, page, .. } = *self.ops.peek(op);
+        if pool.map.spaces[space].is_taken {
+            return self.ops.finish(op, Err(Failure::Fenced));
         }
-        let Some(number) = self.pool.map.slab_of(page) else { return };
-        let is_lost = matches!(self.pool.map.spaces[space].slabs[number].phase, Phase::Lost);
-        let waits = !is_lost && self.waits_for_group(op, number);
-        if !is_lost && self.pool.is_write_out_of_reach(space, number) && !self.pages.ops.peek(op).is_own {
-            return self.pages.ops.finish(op, Err(Failure::Silent));
+        let Some(number) = pool.map.slab_of(page) else { return };
+        let is_lost = matches!(pool.map.spaces[space].slabs[number].phase, Phase::Lost);
+        let waits = !is_lost && parity.waits_for_group(pool, self, redundancy, op, number);
+        if !is_lost && pool.is_write_out_of_reach(space, number) && !self.ops.peek(op).is_own {
+            return self.ops.finish(op, Err(Failure::Silent));
         }
         if waits {
             return;
         }
-        match self.pool.map.spaces[space].slabs[number].phase {
-            Phase::Lost => self.pages.ops.finish(op, Err(Failure::Lost)),
-            Phase::Vacant => self.pool.map.mark(space, number),
-            Phase::Granting(_) | Phase::Leaving if self.pool.ends_unmapped() => self.pool.map.mark(space, number),
-            Phase::Opening(_) if self.pool.map.waits_for_map(space, number) => self.pool.map.mark(space, number),
+        match pool.map.spaces[space].slabs[number].phase {
+            Phase::Lost => self.ops.finish(op, Err(Failure::Lost)),
+            Phase::Vacant => pool.map.mark(space, number),
+            Phase::Granting(_) | Phase::Leaving if pool.ends_unmapped() => pool.map.mark(space, number),
+            Phase::Opening(_) if pool.map.waits_for_map(space, number) => pool.map.mark(space, number),
             Phase::Granting(_) | Phase::Opening(_) | Phase::Leaving | Phase::Followed => {}
             Phase::Open => {
-                if self.pool.is_left_to_late_map(space, number) && !self.pages.ops.peek(op).is_own {
-                    self.pool.stats.unmapped += 1;
-                    return self.pages.ops.finish(op, Err(Failure::Silent));
+                if pool.is_left_to_late_map(space, number) && !self.ops.peek(op).is_own {
+                    pool.stats.unmapped += 1;
+                    return self.ops.finish(op, Err(Failure::Silent));
                 }
                 // One write to a page at a time, in the order in which they came.
-                if self.pages.ops.begin_write(op) {
-                    self.pages.ops.activate(op);
-                    self.pages.send_write(&mut self.pool, op);
-                } else if self.pool.map.waits_for_map(space, number) {
-                    self.pool.map.mark(space, number);
+                if self.ops.begin_write(op) {
+                    self.ops.activate(op);
+                    self.send_write(pool, op);
+                } else if pool.map.waits_for_map(space, number) {
+                    pool.map.mark(space, number);
                 }
             }
         }
     }
 
     /// A copy has the write, or the set of copies changed: is it done?
-    pub(in crate::client) fn check_write(&mut self, op: OpIndex) {
-        let Operation { space, page, version, sent, acked, stage, is_reported, .. } = *self.pages.ops.peek(op);
-        let Some(number) = self.pool.map.slab_of(page) else { return };
-        let required = self.pool.required(space, number);
-        let repair = self.pool.map.spaces[space].slabs[number].repair.as_ref();
+    pub(in crate::client) fn check_write(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        op: OpIndex,
+    ) {
+        let Operation { space, page, version, sent, acked, stage, is_reported, .. } = *self.ops.peek(op);
+        let Some(number) = pool.map.slab_of(page) else { return };
+        let required = pool.required(space, number);
+        let repair = pool.map.spaces[space].slabs[number].repair.as_ref();
         let joining = repair.and_then(|repair| repair.catches_up()).filter(|peer| sent.has(*peer));
         let wanted = required.union(joining.into_iter().collect());
-        let enough = wanted.is_subset_of(acked) || (self.pool.has(Fault::AcksEarly) && !acked.is_empty());
-        if stage == Stage::Active && !enough && !is_reported && self.pool.map.waits_for_map(space, number) {
-            self.pool.map.mark(space, number);
+        let enough = wanted.is_subset_of(acked) || (pool.has(Fault::AcksEarly) && !acked.is_empty());
+        if stage == Stage::Active && !enough && !is_reported && pool.map.waits_for_map(space, number) {
+            pool.map.mark(space, number);
         }
         if stage != Stage::Active || required.is_empty() || !enough {
             return;
         }
-        let index = self.pool.map.size.index(page);
-        self.redundancy.set_version(&mut self.pool, space, number, index, version);
-        self.note_change(space, number);
-        self.end_write(op, Ok(()));
-        if self.pool.map.spaces[space].slabs[number].repair.is_some() {
-            self.pool.map.mark(space, number);
+        let index = pool.map.size.index(page);
+        redundancy.set_version(pool, space, number, index, version);
+        parity.note_change(pool, self, redundancy, space, number);
+        self.end_write(pool, redundancy, parity, op, Ok(()));
+        if pool.map.spaces[space].slabs[number].repair.is_some() {
+            pool.map.mark(space, number);
         }
     }
 
-    pub(in crate::client) fn end_write(&mut self, op: OpIndex, result: Result<(), Failure>) {
-        let Operation { space, page, .. } = *self.pages.ops.peek(op);
-        self.pages.ops.end_write(op);
-        self.pages.ops.finish(op, result);
-        if self.pages.ops.any_waiting() {
-            for next in self.pages.ops.select(|o| o.stage == Stage::Waiting && o.space == space && o.page == page) {
-                self.try_op(next);
+    pub(in crate::client) fn end_write(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        op: OpIndex,
+        result: Result<(), Failure>,
+    ) {
+        let Operation { space, page, .. } = *self.ops.peek(op);
+        self.ops.end_write(op);
+        self.ops.finish(op, result);
+        if self.ops.any_waiting() {
+            for next in self.ops.select(|o| o.stage == Stage::Waiting && o.space == space && o.page == page) {
+                self.try_op(pool, redundancy, parity, next);
             }
         }
     }
 
     /// Operations of a slab that wait for it.
-    pub(in crate::client) fn wake_ops(&mut self, space: SpaceIndex, slab: SlabNo) {
-        for op in self.pages.waiting_for(&self.pool, space, slab) {
-            self.try_op(op);
+    pub(in crate::client) fn wake_ops(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        for op in self.waiting_for(pool, space, slab) {
+            self.try_op(pool, redundancy, parity, op);
         }
     }
 
     /// The set of copies changed: writes may be done or have to go elsewhere, reads too.
-    pub(in crate::client) fn map_settled(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let size = self.pool.map.size;
+    pub(in crate::client) fn map_settled(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        let size = pool.map.size;
         let of_slab = |page| size.slab(page).is_some_and(|s| s == slab);
-        for op in self.pages.ops.select(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page)) {
-            match self.pages.ops.peek(op).kind {
-                Kind::Read if !self.pages.is_answer_coming(&self.pool, &self.parity, op) => {
-                    self.pages.ask_for_page(&mut self.pool, &mut self.parity, op)
-                }
+        for op in self.ops.select(|o| o.stage == Stage::Active && o.space == space && of_slab(o.page)) {
+            match self.ops.peek(op).kind {
+                Kind::Read if !self.is_answer_coming(pool, parity, op) => self.ask_for_page(pool, parity, op),
                 Kind::Read => {}
                 Kind::Write { .. } => {
-                    self.pages.send_write(&mut self.pool, op);
-                    self.check_write(op);
+                    self.send_write(pool, op);
+                    self.check_write(pool, redundancy, parity, op);
                 }
             }
         }
-        self.wake_ops(space, slab);
+        self.wake_ops(pool, redundancy, parity, space, slab);
     }
 }
 

@@ -5,8 +5,10 @@ use super::{LEDGER_COPIES, Members, ParityView};
 use crate::client::index::{GroupIndex, SpaceIndex};
 use crate::client::ledger::Table;
 use crate::client::map::Map;
+use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::client::sealed::Tenure;
 use crate::client::slab::{Phase, Slab};
 use crate::client::{Client, Failure, SpaceRef};
@@ -61,136 +63,194 @@ impl Client {
     pub fn groups_with_parity(&self, space: SpaceRef) -> usize {
         self.pool.map.spaces[space.0].layout.groups().filter(|group| self.pool.map.has_parity(space.0, *group)).count()
     }
+}
 
+impl Parity {
     /// What does not belong to any one slab. `true` if slabs have to be looked at again.
-    pub(in crate::client) fn maintain_parity(&mut self) -> bool {
-        if self.parity.stripes.has_turn() {
-            self.pages.begin_waiting_stripes(&mut self.pool, &mut self.parity);
+    pub(in crate::client) fn maintain_parity(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+    ) -> bool {
+        if self.stripes.has_turn() {
+            pages.begin_waiting_stripes(pool, self);
         }
-        let any = self.pages.take_own_results(&mut self.pool);
-        self.maintain_ledger() || any
+        let any = pages.take_own_results(pool);
+        self.maintain_ledger(pool, pages, redundancy) || any
     }
 
     /// Looks at a slab of a group that has parity, or is to have. `false` if it is a slab like any other.
-    pub(in crate::client) fn advance_grouped(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) -> bool {
-        let layout = self.pool.map.spaces[space].layout;
-        let Some(group) = layout.group(slab).filter(|_| !self.pool.map.spaces[space].is_removed) else {
-            self.pool.ledger_was_looked_at(space, slab);
+    pub(in crate::client) fn advance_grouped(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        now: Time,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) -> bool {
+        let layout = pool.map.spaces[space].layout;
+        let Some(group) = layout.group(slab).filter(|_| !pool.map.spaces[space].is_removed) else {
+            pool.ledger_was_looked_at(space, slab);
             return false;
         };
-        let owns = self.pool.map.spaces[space].tenure == Tenure::Owner;
-        if owns && self.pool.map.is_frozen(space, group) {
-            self.decline_late(space, slab);
+        let owns = pool.map.spaces[space].tenure == Tenure::Owner;
+        if owns && pool.map.is_frozen(space, group) {
+            self.decline_late(pool, pages, redundancy, space, slab);
         }
-        if !self.pool.map.has_parity(space, group) && owns {
-            return self.advance_cold(now, space, slab);
+        if !pool.map.has_parity(space, group) && owns {
+            return self.advance_cold(pool, pages, redundancy, now, space, slab);
         }
-        if !self.pool.map.has_parity(space, group) {
-            let keeps =
-                self.pool.map.spaces[space].tenure == Tenure::Keeper && self.pool.map.spaces[space].wants_parity;
+        if !pool.map.has_parity(space, group) {
+            let keeps = pool.map.spaces[space].tenure == Tenure::Keeper && pool.map.spaces[space].wants_parity;
             if keeps && layout.is_parity(slab) {
-                self.make_group(now, space, group);
-            } else if keeps && matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Open) {
-                self.pool.map.mark(space, layout.parity(group));
+                self.make_group(pool, pages, redundancy, now, space, group);
+            } else if keeps && matches!(pool.map.spaces[space].slabs[slab].phase, Phase::Open) {
+                pool.map.mark(space, layout.parity(group));
             }
             return layout.is_parity(slab);
         }
-        if matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Vacant | Phase::Granting(_) | Phase::Leaving)
-        {
+        if matches!(pool.map.spaces[space].slabs[slab].phase, Phase::Vacant | Phase::Granting(_) | Phase::Leaving) {
             return false;
         }
-        let is_gone = self.pool.map.spaces[space].slabs[slab].entry.lost;
+        let is_gone = pool.map.spaces[space].slabs[slab].entry.lost;
         // An owner may have given a slab up that the map has.
         let is_lost = |slab: &Slab| slab.entry.lost || owns && matches!(slab.phase, Phase::Lost);
         let others_gone =
-            self.pool.map.other_columns(space, slab).any(|column| is_lost(&self.pool.map.spaces[space].slabs[column]));
-        if owns && self.pool.map.is_worthless(space, group) {
-            self.parity.dissolve(&mut self.pool, space, group);
+            pool.map.other_columns(space, slab).any(|column| is_lost(&pool.map.spaces[space].slabs[column]));
+        if owns && pool.map.is_worthless(space, group) {
+            self.dissolve(pool, space, group);
         }
         // Of one that is not open, too: it may never be, where others of the group are lost, and these wait for what is known of it.
-        self.pool.check_copies(space, slab);
+        pool.check_copies(space, slab);
         if is_gone && others_gone {
-            self.slab_is_lost(space, slab, Failure::Lost);
-        } else if matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Open) {
-            self.maintain_column(now, space, slab);
+            self.slab_is_lost(pool, pages, redundancy, space, slab, Failure::Lost);
+        } else if matches!(pool.map.spaces[space].slabs[slab].phase, Phase::Open) {
+            self.maintain_column(pool, pages, redundancy, now, space, slab);
         } else if layout.is_parity(slab) {
-            self.open_parity(space, group);
-            self.pool.keep_unopened(space, slab);
+            self.open_parity(pool, pages, redundancy, space, group);
+            pool.keep_unopened(space, slab);
         } else {
-            let by_ledger = self.open_member(space, slab);
+            let by_ledger = self.open_member(pool, pages, redundancy, space, slab);
             if by_ledger {
-                self.pool.keep_unopened(space, slab);
+                pool.keep_unopened(space, slab);
             }
             return by_ledger;
         }
-        let is_open = matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Open);
-        if layout.is_parity(slab) && !is_open && self.parity.is_dissolving(&self.pool, space, slab) {
+        let is_open = matches!(pool.map.spaces[space].slabs[slab].phase, Phase::Open);
+        if layout.is_parity(slab) && !is_open && self.is_dissolving(pool, space, slab) {
             // Nobody may ever need to read it.
-            let doubt = self.pool.map.spaces[space].slabs[slab].doubt.take();
-            self.part_group(now, (space, group), doubt);
+            let doubt = pool.map.spaces[space].slabs[slab].doubt.take();
+            self.part_group(pool, pages, redundancy, now, (space, group), doubt);
         }
         true
     }
 
     /// A slab of an owner's group that the map does not say to have parity.
-    pub(super) fn advance_cold(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) -> bool {
-        let layout = self.pool.map.spaces[space].layout;
+    pub(super) fn advance_cold(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        now: Time,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) -> bool {
+        let layout = pool.map.spaces[space].layout;
         let Some(group) = layout.group(slab) else { return false };
         if layout.is_parity(slab) {
-            self.make_cold(now, space, group);
+            self.make_cold(pool, pages, redundancy, now, space, group);
             return true;
         }
-        if self.parity.cold.course(space, group) == Course::Making {
-            self.pool.map.mark(space, layout.parity(group));
+        if self.cold.course(space, group) == Course::Making {
+            pool.map.mark(space, layout.parity(group));
         }
         // While the map is being asked for parity it is asked for nothing else: whatever happens is judged after that.
-        self.pool.map.is_frozen(space, group)
+        pool.map.is_frozen(space, group)
     }
 
-    pub(super) fn slab_is_lost(&mut self, space: SpaceIndex, slab: SlabNo, failure: Failure) {
-        self.abort_repair(space, slab);
-        let owns = self.pool.map.spaces[space].tenure == Tenure::Owner;
-        let is_new = !matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Lost);
-        self.pool.stats.slabs_lost += u64::from(owns && is_new && !self.pool.map.spaces[space].layout.is_parity(slab));
-        self.pool.map.spaces[space].slabs[slab].phase = Phase::Lost;
-        self.fail_ops(space, Some(slab), failure);
-        self.pool.look_after_if_reader(&self.parity, space, slab);
+    pub(super) fn slab_is_lost(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        slab: SlabNo,
+        failure: Failure,
+    ) {
+        redundancy.abort_repair(pool, pages, self, space, slab);
+        let owns = pool.map.spaces[space].tenure == Tenure::Owner;
+        let is_new = !matches!(pool.map.spaces[space].slabs[slab].phase, Phase::Lost);
+        pool.stats.slabs_lost += u64::from(owns && is_new && !pool.map.spaces[space].layout.is_parity(slab));
+        pool.map.spaces[space].slabs[slab].phase = Phase::Lost;
+        pages.fail_ops(pool, redundancy, self, space, Some(slab), failure);
+        pool.look_after_if_reader(self, space, slab);
     }
 
     /// By what the ledger says of it. `false`: there is no ledger any more, and its copy has to say it.
-    pub(super) fn open_member(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        match self.pool.map.spaces[space].slabs[slab].table {
-            Table::Known => self.column_opens(space, slab),
+    pub(super) fn open_member(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) -> bool {
+        match pool.map.spaces[space].slabs[slab].table {
+            Table::Known => self.column_opens(pool, pages, redundancy, space, slab),
             Table::Asked { .. } => {}
-            Table::Bad => self.slab_is_lost(space, slab, Failure::Corrupt),
-            Table::Gone if self.pool.map.spaces[space].slabs[slab].entry.lost => {
-                self.slab_is_lost(space, slab, Failure::Lost);
+            Table::Bad => self.slab_is_lost(pool, pages, redundancy, space, slab, Failure::Corrupt),
+            Table::Gone if pool.map.spaces[space].slabs[slab].entry.lost => {
+                self.slab_is_lost(pool, pages, redundancy, space, slab, Failure::Lost);
             }
             Table::Gone => return false,
-            _ => self.parity.read_table(&mut self.pool, &self.pages, space, slab),
+            _ => self.read_table(pool, pages, space, slab),
         }
         true
     }
 
-    pub(super) fn open_parity(&mut self, space: SpaceIndex, group: GroupIndex) {
-        if self.pool.map.members_known(space, group) {
-            self.pool.map.make_parity_table(space, group);
-            self.column_opens(space, self.pool.map.spaces[space].layout.parity(group));
+    pub(super) fn open_parity(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        group: GroupIndex,
+    ) {
+        if pool.map.members_known(space, group) {
+            pool.map.make_parity_table(space, group);
+            self.column_opens(pool, pages, redundancy, space, pool.map.spaces[space].layout.parity(group));
         }
     }
 
-    pub(super) fn column_opens(&mut self, space: SpaceIndex, slab: SlabNo) {
-        self.pool.map.spaces[space].slabs[slab].phase = Phase::Open;
-        self.pool.map.mark_group(space, slab);
-        self.wake_ops(space, slab);
+    pub(super) fn column_opens(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        pool.map.spaces[space].slabs[slab].phase = Phase::Open;
+        pool.map.mark_group(space, slab);
+        pages.wake_ops(pool, redundancy, self, space, slab);
     }
 
-    pub(super) fn maintain_column(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        self.pages.retry_reads(&mut self.pool, &mut self.parity, space, slab);
-        if self.pool.map.spaces[space].tenure == Tenure::Reader {
-            self.pool.look_after(&self.parity, space, slab);
+    pub(super) fn maintain_column(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        now: Time,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        pages.retry_reads(pool, self, space, slab);
+        if pool.map.spaces[space].tenure == Tenure::Reader {
+            pool.look_after(self, space, slab);
         } else {
-            self.keep_column(now, space, slab);
+            self.keep_column(pool, pages, redundancy, now, space, slab);
         }
     }
 }

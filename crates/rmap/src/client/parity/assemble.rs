@@ -12,121 +12,147 @@ use crate::client::peer::PeerSet;
 use crate::client::pool::Pool;
 use crate::client::redundancy::Redundancy;
 use crate::client::slab::{Phase, Space};
-use crate::client::{Client, Failure, Fault};
+use crate::client::{Failure, Fault};
 use crate::units::{Class, PAGE_SIZE, SEALED_SIZE, SlabNo};
 use crate::wire::message::{Op as Wire, Status};
 
-impl Client {
+impl Redundancy {
+    /// A server is silent: pages that others are put together from, or that are copied from it, are not waited for. Another may
+    /// have them, or be what they are put together from.
+    pub(in crate::client) fn interrupt_sources_at(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        peer: PeerIndex,
+    ) {
+        let is_source = |role| matches!(role, Role::Strip { .. } | Role::CopyRead { .. });
+        while let Some(exchange) = pool.sessions.exchanges.find(|e| e.peer == peer && is_source(e.role)) {
+            self.cancel(pool, pages, parity, exchange.id);
+        }
+    }
+}
+
+impl Parity {
     /// Servers fell silent, or a copy is none any more: what was asked there does not come.
-    pub(in crate::client) fn stripe_interrupted(&mut self, stripe: StripeIndex) {
-        let Some(job) = self.parity.end_stripe(&mut self.pool, stripe) else { return };
+    pub(in crate::client) fn stripe_interrupted(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        stripe: StripeIndex,
+    ) {
+        let Some(job) = self.end_stripe(pool, stripe) else { return };
         match job.purpose {
             Purpose::Read { op } => {
-                self.pages.op_exchange_ended(op);
-                self.parity.stripes.begin_anew(op);
+                pages.op_exchange_ended(op);
+                self.stripes.begin_anew(op);
             }
-            Purpose::Copy { copy } => self.redundancy.copy_failed(&mut self.pool, copy),
+            Purpose::Copy { copy } => redundancy.copy_failed(pool, copy),
         }
     }
 
     /// A group has no parity any more, and may be written to: its reads ask the copies.
-    pub(in crate::client::parity) fn interrupt_stripes_of(&mut self, space: SpaceIndex, group: GroupIndex) {
-        let layout = self.pool.map.spaces[space].layout;
-        for stripe in self.parity.stripes.of_reads() {
+    pub(in crate::client::parity) fn interrupt_stripes_of(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        group: GroupIndex,
+    ) {
+        let layout = pool.map.spaces[space].layout;
+        for stripe in self.stripes.of_reads() {
             let is_of_group = |job: Job| job.space == space && layout.group(job.slab) == Some(group);
-            if self.parity.stripes.get(stripe).is_some_and(is_of_group) {
-                self.stripe_interrupted(stripe);
+            if self.stripes.get(stripe).is_some_and(is_of_group) {
+                self.stripe_interrupted(pool, pages, redundancy, stripe);
             }
-        }
-    }
-
-    /// A server is silent: pages that others are put together from, or that are copied from it, are not waited for. Another may
-    /// have them, or be what they are put together from.
-    pub(in crate::client) fn interrupt_sources_at(&mut self, peer: PeerIndex) {
-        let is_source = |role| matches!(role, Role::Strip { .. } | Role::CopyRead { .. });
-        while let Some(exchange) = self.pool.sessions.exchanges.find(|e| e.peer == peer && is_source(e.role)) {
-            self.cancel(exchange.id);
         }
     }
 
     /// A page of a stripe came.
     pub(in crate::client) fn strip_answered(
         &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
         stripe: StripeIndex,
         exchange: &Exchange,
         Answer { status, version, payload }: Answer<'_>,
     ) {
         let Exchange { space, page, peer, .. } = *exchange;
-        let Some(column) = self.pool.map.slab_of(page) else { return };
-        if status != Status::Ok || self.pool.map.is_another_copy(space, version) {
-            self.stripe_interrupted(stripe);
-            return self.copy_lost(space, column, peer);
+        let Some(column) = pool.map.slab_of(page) else { return };
+        if status != Status::Ok || pool.map.is_another_copy(space, version) {
+            self.stripe_interrupted(pool, pages, redundancy, stripe);
+            return redundancy.copy_lost(pool, pages, self, space, column, peer);
         }
-        let layout = self.pool.map.spaces[space].layout;
+        let layout = pool.map.spaces[space].layout;
         // Whoever made parity may have made it as a later life of the slab (`cold.rs`).
         let is_later = layout.is_parity(column) && version > exchange.version;
         let right = (version == exchange.version || is_later) && payload.len() == SEALED_SIZE;
         let mut content = [0; PAGE_SIZE];
         // Nobody can tell of parity alone whether it is right: what it comes to is opened.
         let opens = layout.is_parity(column)
-            || right && self.pool.map.spaces[space].key.open(page, version, payload, &mut content).is_ok();
+            || right && pool.map.spaces[space].key.open(page, version, payload, &mut content).is_ok();
         if !right || !opens {
-            self.pool.stats.bad_pages += 1;
-            return self.stripe_is_bad(stripe);
+            pool.stats.bad_pages += 1;
+            return self.stripe_is_bad(pool, pages, redundancy, stripe);
         }
-        let leaves_out = self.pool.has(Fault::LeavesMembersOut);
+        let leaves_out = pool.has(Fault::LeavesMembersOut);
         let is_read = |job: &Job| matches!(job.purpose, Purpose::Read { .. });
         let counts = |job: &Job, is_last| !(leaves_out && is_last && is_read(job));
-        if let Some(job) = self.parity.stripes.add(stripe, payload, counts) {
-            self.stripe_is_whole(stripe, job);
+        if let Some(job) = self.stripes.add(stripe, payload, counts) {
+            self.stripe_is_whole(pool, pages, redundancy, stripe, job);
         }
     }
 
-    fn stripe_is_whole(&mut self, stripe: StripeIndex, job: Job) {
+    fn stripe_is_whole(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        stripe: StripeIndex,
+        job: Job,
+    ) {
         let Job { purpose, space, slab, index, version, .. } = job;
-        let page = self.pool.map.size.page(slab, index);
-        let key = &self.pool.map.spaces[space].key;
+        let page = pool.map.size.page(slab, index);
+        let key = &pool.map.spaces[space].key;
         match purpose {
             Purpose::Read { op } => {
-                let opened = key.open(page, version, self.parity.stripes.sum(stripe), self.pages.ops.content(op));
-                self.parity.end_stripe(&mut self.pool, stripe);
-                self.pages.op_exchange_ended(op);
-                self.pool.stats.degraded += u64::from(opened.is_ok());
-                self.pool.stats.bad_pages += u64::from(opened.is_err());
-                self.pages.finish_read(
-                    &mut self.pool,
-                    &mut self.parity,
-                    op,
-                    opened.map(|()| true).map_err(|_| Failure::Corrupt),
-                );
+                let opened = key.open(page, version, self.stripes.sum(stripe), pages.ops.content(op));
+                self.end_stripe(pool, stripe);
+                pages.op_exchange_ended(op);
+                pool.stats.degraded += u64::from(opened.is_ok());
+                pool.stats.bad_pages += u64::from(opened.is_err());
+                pages.finish_read(pool, self, op, opened.map(|()| true).map_err(|_| Failure::Corrupt));
             }
             Purpose::Copy { copy } => {
                 let mut content = [0; PAGE_SIZE];
-                let is_parity = self.pool.map.spaces[space].layout.is_parity(slab);
-                if !is_parity && key.open(page, version, self.parity.stripes.sum(stripe), &mut content).is_err() {
-                    self.pool.stats.bad_pages += 1;
-                    return self.stripe_is_bad(stripe);
+                let is_parity = pool.map.spaces[space].layout.is_parity(slab);
+                if !is_parity && key.open(page, version, self.stripes.sum(stripe), &mut content).is_err() {
+                    pool.stats.bad_pages += 1;
+                    return self.stripe_is_bad(pool, pages, redundancy, stripe);
                 }
-                self.redundancy.copies.buffer(copy).copy_from_slice(self.parity.stripes.sum(stripe));
-                self.parity.end_stripe(&mut self.pool, stripe);
-                self.redundancy.copy_was_read(&mut self.pool, copy, version);
+                redundancy.copies.buffer(copy).copy_from_slice(self.stripes.sum(stripe));
+                self.end_stripe(pool, stripe);
+                redundancy.copy_was_read(pool, copy, version);
             }
         }
     }
 
     /// Something of it is not what was sealed, at the only copy that there is.
-    fn stripe_is_bad(&mut self, stripe: StripeIndex) {
-        let Some(Job { purpose, space, slab, .. }) = self.parity.end_stripe(&mut self.pool, stripe) else { return };
+    fn stripe_is_bad(&mut self, pool: &mut Pool, pages: &mut Pages, redundancy: &mut Redundancy, stripe: StripeIndex) {
+        let Some(Job { purpose, space, slab, .. }) = self.end_stripe(pool, stripe) else { return };
         match purpose {
             Purpose::Read { op } => {
-                self.pages.op_exchange_ended(op);
-                self.pages.finish_read(&mut self.pool, &mut self.parity, op, Err(Failure::Corrupt));
+                pages.op_exchange_ended(op);
+                pages.finish_read(pool, self, op, Err(Failure::Corrupt));
             }
             Purpose::Copy { copy } => {
                 // As it is, this slab cannot be made anew. Another map, or another reader, may change that.
-                self.pool.map.spaces[space].slabs[slab].is_stuck =
-                    self.pool.map.is_grouped(space, slab) || self.pool.map.spaces[space].layout.is_parity(slab);
-                self.redundancy.copy_failed(&mut self.pool, copy);
+                pool.map.spaces[space].slabs[slab].is_stuck =
+                    pool.map.is_grouped(space, slab) || pool.map.spaces[space].layout.is_parity(slab);
+                redundancy.copy_failed(pool, copy);
             }
         }
     }

@@ -20,7 +20,7 @@ use super::super::peer::PeerSet;
 use super::super::repair::{REPAIRS_MAX, Repair};
 use super::super::sealed::Tenure;
 use super::super::slab::{Doubt, Phase};
-use super::super::{Client, Failure, Fault};
+use super::super::{Failure, Fault};
 use super::Members;
 use super::cold::Course;
 use crate::client::index::{GroupIndex, OpIndex, PeerIndex, SpaceIndex};
@@ -43,96 +43,127 @@ enum Footing {
     Gone,
 }
 
-impl Client {
+impl Parity {
     /// A write is about to begin. `true` if it has to wait until its group has no parity.
-    pub(in super::super) fn waits_for_group(&mut self, op: OpIndex, slab: SlabNo) -> bool {
-        let space = self.pages.ops.peek(op).space;
-        let Some(group) = self.pool.map.spaces[space].layout.group(slab) else { return false };
-        self.note_change(space, slab);
-        if !self.pool.map.is_frozen(space, group) || self.pool.has(Fault::WritesToFrozen) {
+    pub(in super::super) fn waits_for_group(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        op: OpIndex,
+        slab: SlabNo,
+    ) -> bool {
+        let space = pages.ops.peek(op).space;
+        let Some(group) = pool.map.spaces[space].layout.group(slab) else { return false };
+        self.note_change(pool, pages, redundancy, space, slab);
+        if !pool.map.is_frozen(space, group) || pool.has(Fault::WritesToFrozen) {
             return false;
         }
-        self.parity.dissolve(&mut self.pool, space, group);
-        self.pool.map.mark_group(space, slab);
+        self.dissolve(pool, space, group);
+        pool.map.mark_group(space, slab);
         true
     }
 
     /// A slab is not what it was: its group is not cold, and parity of it that is being made would be wrong.
-    pub(in super::super) fn note_change(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let Some(group) = self.pool.map.spaces[space].layout.group(slab) else { return };
-        let course = self.parity.cold.written(self.pool.now, space, group);
-        if course == Some(Course::Making) && !self.pool.map.is_frozen(space, group) {
-            self.stop_making(space, group);
+    pub(in super::super) fn note_change(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        let Some(group) = pool.map.spaces[space].layout.group(slab) else { return };
+        let course = self.cold.written(pool.now, space, group);
+        if course == Some(Course::Making) && !pool.map.is_frozen(space, group) {
+            self.stop_making(pool, pages, redundancy, space, group);
         }
     }
 
     /// The parity of a group that is being dissolved leaves the map when it is needed no more.
-    pub(super) fn part_group(&mut self, now: Time, (space, group): (SpaceIndex, GroupIndex), doubt: Option<Doubt>) {
-        let layout = self.pool.map.spaces[space].layout;
+    pub(super) fn part_group(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        now: Time,
+        (space, group): (SpaceIndex, GroupIndex),
+        doubt: Option<Doubt>,
+    ) {
+        let layout = pool.map.spaces[space].layout;
         let parity = layout.parity(group);
-        if layout.columns(group).any(|slab| self.pool.map.spaces[space].slabs[slab].pending.is_some()) {
+        if layout.columns(group).any(|slab| pool.map.spaces[space].slabs[slab].pending.is_some()) {
             return;
         }
-        self.abort_repair(space, parity);
-        let members = self.pool.map.held_members(space, group);
-        let any = |footing: Footing| {
-            members.iter().any(|slab| self.parity.footing(&self.pool, &self.redundancy, space, *slab) == footing)
-        };
+        redundancy.abort_repair(pool, pages, self, space, parity);
+        let members = pool.map.held_members(space, group);
+        let any = |footing: Footing| members.iter().any(|slab| self.footing(pool, redundancy, space, *slab) == footing);
         if any(Footing::Gone) {
-            return self.parity.decline_group(&mut self.pool, &mut self.pages, now, space, group);
+            return self.decline_group(pool, pages, now, space, group);
         }
-        if any(Footing::Waits) || !self.pool.members_live(now, space, group, &members, doubt) {
+        if any(Footing::Waits) || !pool.members_live(now, space, group, &members, doubt) {
             return;
         }
-        let Some(epoch) = self.pool.map.spaces[space].next_version(false) else { return };
-        let state = &mut self.pool.map.spaces[space].slabs[parity];
+        let Some(epoch) = pool.map.spaces[space].next_version(false) else { return };
+        let state = &mut pool.map.spaces[space].slabs[parity];
         (state.phase, state.epoch, state.doubt) = (Phase::Leaving, epoch, None);
-        self.pool.map.propose(space, parity, MapEntry::empty());
+        pool.map.propose(space, parity, MapEntry::empty());
     }
 
     /// Writes that wait for the map's word on a group end in time.
-    pub(super) fn decline_late(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let is_known = matches!(self.pool.map.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant);
-        let waits = |op: &Operation| {
-            op.stage == Stage::Waiting && op.space == space && self.pool.map.slab_of(op.page) == Some(slab)
-        };
-        if is_known && self.pool.ends_unmapped() && self.pages.ops.any(waits) {
-            self.wait_for_map_of_group(space, slab);
+    pub(super) fn decline_late(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        let is_known = matches!(pool.map.spaces[space].slabs[slab].phase, Phase::Open | Phase::Vacant);
+        let waits =
+            |op: &Operation| op.stage == Stage::Waiting && op.space == space && pool.map.slab_of(op.page) == Some(slab);
+        if is_known && pool.ends_unmapped() && pages.ops.any(waits) {
+            pages.wait_for_map_of_group(pool, redundancy, self, space, slab);
         }
     }
 
     /// The map says something else of a group's parity.
-    pub(in super::super) fn parity_changed(&mut self, space: SpaceIndex, parity: SlabNo) {
-        let layout = self.pool.map.spaces[space].layout;
+    pub(in super::super) fn parity_changed(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        parity: SlabNo,
+    ) {
+        let layout = pool.map.spaces[space].layout;
         let Some(group) = layout.group(parity).filter(|group| layout.parity(*group) == parity) else { return };
-        if self.pool.map.spaces[space].slabs[parity].is_held() {
-            self.pool.stats.groups_made += u64::from(self.parity.cold.parity_joined(space, group));
+        if pool.map.spaces[space].slabs[parity].is_held() {
+            pool.stats.groups_made += u64::from(self.cold.parity_joined(space, group));
             return;
         }
-        let Some(course) = self.parity.cold.parity_left(self.pool.now, space, group) else { return };
-        self.pool.stats.groups_dissolved += u64::from(course == Course::Dissolving);
-        self.pool.map.forget_tables(space, group);
-        layout
-            .columns(group)
-            .for_each(|slab| self.redundancy.end_copies(&mut self.pool, &mut self.parity, space, slab));
-        self.interrupt_stripes_of(space, group);
+        let Some(course) = self.cold.parity_left(pool.now, space, group) else { return };
+        pool.stats.groups_dissolved += u64::from(course == Course::Dissolving);
+        pool.map.forget_tables(space, group);
+        layout.columns(group).for_each(|slab| redundancy.end_copies(pool, self, space, slab));
+        self.interrupt_stripes_of(pool, pages, redundancy, space, group);
         for slab in layout.members(group) {
-            let state = &mut self.pool.map.spaces[space].slabs[slab];
+            let state = &mut pool.map.spaces[space].slabs[slab];
             (state.checking, state.checked, state.is_stuck) = (PeerSet::default(), PeerSet::default(), false);
             match state.phase {
                 // Nobody has it, and nothing is left that it could be made from.
                 Phase::Open if state.entry.lost => {
                     state.phase = Phase::Lost;
-                    self.pool.stats.slabs_lost += 1;
-                    self.fail_ops(space, Some(slab), Failure::Lost);
+                    pool.stats.slabs_lost += 1;
+                    pages.fail_ops(pool, redundancy, self, space, Some(slab), Failure::Lost);
                 }
                 Phase::Open => {
-                    self.redundancy.count_content(&mut self.pool, space, slab);
-                    self.map_settled(space, slab);
+                    redundancy.count_content(pool, space, slab);
+                    pages.map_settled(pool, redundancy, self, space, slab);
                 }
-                _ => self.wake_ops(space, slab),
+                _ => pages.wake_ops(pool, redundancy, self, space, slab),
             }
-            self.pool.map.mark(space, slab);
+            pool.map.mark(space, slab);
         }
     }
 }

@@ -1,7 +1,6 @@
 //! What a keeper does, and an owner with groups that have parity: parity is made, copies beyond one are dropped, what is gone is
 //! made anew, and no server has two of a group.
 
-use super::super::Client;
 use super::super::ledger::Table;
 use super::super::peer::PeerSet;
 use super::super::repair::{REPAIRS_MAX, Repair};
@@ -10,15 +9,25 @@ use super::super::slab::{Phase, Slab, Space};
 use super::assign::{OfColumns, assign};
 use crate::client::index::{GroupIndex, PeerIndex, SpaceIndex};
 use crate::client::map::Map;
+use crate::client::pages::Pages;
+use crate::client::parity::Parity;
 use crate::client::pool::Pool;
 use crate::client::redundancy::Redundancy;
 use crate::units::{SlabNo, Time};
 
-impl Client {
+impl Parity {
     /// What comes next for a group that is to have parity. Its last step is the map's: then it has.
-    pub(super) fn make_group(&mut self, now: Time, space: SpaceIndex, group: GroupIndex) {
-        let members = self.pool.map.held_members(space, group);
-        let slabs = &self.pool.map.spaces[space].slabs;
+    pub(super) fn make_group(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        now: Time,
+        space: SpaceIndex,
+        group: GroupIndex,
+    ) {
+        let members = pool.map.held_members(space, group);
+        let slabs = &pool.map.spaces[space].slabs;
         let ready = |slab: &SlabNo| {
             let slab = &slabs[*slab];
             let is_open = matches!(slab.phase, Phase::Open) && slab.disputed.is_empty();
@@ -28,84 +37,86 @@ impl Client {
             return;
         }
         for slab in &members {
-            match self.pool.map.spaces[space].slabs[*slab].table {
+            match pool.map.spaces[space].slabs[*slab].table {
                 Table::Known | Table::Compared { .. } | Table::Written { .. } | Table::Refused => {}
-                Table::Wanting => self.parity.write_table(&mut self.pool, space, *slab),
-                _ => self.parity.compare_table(&mut self.pool, &self.pages, space, *slab),
+                Table::Wanting => self.write_table(pool, space, *slab),
+                _ => self.compare_table(pool, pages, space, *slab),
             }
         }
-        let is_known = |slab: &SlabNo| self.pool.map.spaces[space].slabs[*slab].table == Table::Known;
-        if !members.iter().all(is_known) || !self.pool.is_ledger_kept(space, group) {
+        let is_known = |slab: &SlabNo| pool.map.spaces[space].slabs[*slab].table == Table::Known;
+        if !members.iter().all(is_known) || !pool.is_ledger_kept(space, group) {
             return;
         }
-        let parity = self.pool.map.spaces[space].layout.parity(group);
-        if matches!(self.pool.map.spaces[space].slabs[parity].phase, Phase::Vacant) {
-            self.pool.map.make_parity_table(space, group);
-            self.pool.map.spaces[space].slabs[parity].phase = Phase::Open;
+        let parity = pool.map.spaces[space].layout.parity(group);
+        if matches!(pool.map.spaces[space].slabs[parity].phase, Phase::Vacant) {
+            pool.map.make_parity_table(space, group);
+            pool.map.spaces[space].slabs[parity].phase = Phase::Open;
         }
-        self.keep_column(now, space, parity);
+        self.keep_column(pool, pages, redundancy, now, space, parity);
     }
 
     /// Does what comes next for an open slab of a group, as its keeper.
-    pub(super) fn keep_column(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        let doubt = self.pool.map.spaces[space].slabs[slab].doubt.take();
-        if self.pool.map.is_changing(space, slab) {
+    pub(super) fn keep_column(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        now: Time,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        let doubt = pool.map.spaces[space].slabs[slab].doubt.take();
+        if pool.map.is_changing(space, slab) {
             return;
         }
-        let is_dissolving = self.parity.is_dissolving(&self.pool, space, slab);
-        let unheard = |slab: SlabNo| self.pool.has_unheard_copy(space, slab);
+        let is_dissolving = self.is_dissolving(pool, space, slab);
+        let unheard = |slab: SlabNo| pool.has_unheard_copy(space, slab);
         // Where all get copies of their own again, none depends on where the others are.
-        if unheard(slab) || !is_dissolving && self.pool.map.other_columns(space, slab).any(unheard) {
+        if unheard(slab) || !is_dissolving && pool.map.other_columns(space, slab).any(unheard) {
             return;
         }
-        if self.pool.gone_leave(space, slab) {
+        if pool.gone_leave(space, slab) {
             return;
         }
-        let copies = self.pool.sessions.peers_of(&self.pool.map.spaces[space].slabs[slab].entry);
-        let layout = self.pool.map.spaces[space].layout;
+        let copies = pool.sessions.peers_of(&pool.map.spaces[space].slabs[slab].entry);
+        let layout = pool.map.spaces[space].layout;
         if let Some(group) = layout.group(slab).filter(|_| is_dissolving && layout.is_parity(slab)) {
-            return self.part_group(now, (space, group), doubt);
+            return self.part_group(pool, pages, redundancy, now, (space, group), doubt);
         }
-        let columns = self.pool.columns_here(space, slab);
+        let columns = pool.columns_here(space, slab);
         let here = columns[0];
-        if self.pool.map.spaces[space].slabs[slab].repair.is_some() {
-            return self.advance_repair((space, slab), here, doubt);
+        if pool.map.spaces[space].slabs[slab].repair.is_some() {
+            return redundancy.advance_repair(pool, pages, self, (space, slab), here, doubt);
         }
         if is_dissolving {
             // One that was not heard of since this owner began would be waited for: it goes, as it would without parity.
-            let unheard = copies.minus(self.pool.map.heard_of(space, slab));
-            let silent: PeerSet = unheard.iter().filter(|peer| self.pool.sessions.peers[*peer].is_down()).collect();
+            let unheard = copies.minus(pool.map.heard_of(space, slab));
+            let silent: PeerSet = unheard.iter().filter(|peer| pool.sessions.peers[*peer].is_down()).collect();
             if !silent.is_empty() && !here.is_empty() {
-                if self.pool.may_leave(now, (space, slab), doubt, silent, here) {
-                    self.pool.map.propose(space, slab, self.pool.entry_of(space, slab, copies.minus(silent)));
+                if pool.may_leave(now, (space, slab), doubt, silent, here) {
+                    pool.map.propose(space, slab, pool.entry_of(space, slab, copies.minus(silent)));
                 }
                 return;
             }
-            return self.parity.dissolve_column(&mut self.pool, &mut self.redundancy, space, slab, here);
+            return self.dissolve_column(pool, redundancy, space, slab, here);
         }
-        let stays = self.pool.copy_that_stays(space, slab);
+        let stays = pool.copy_that_stays(space, slab);
         // A copy leaves for parity, which is of use as long as the ledger is there.
-        let has_ledger =
-            |group: GroupIndex| self.pool.map.has_parity(space, group) && self.pool.is_ledger_kept(space, group);
+        let has_ledger = |group: GroupIndex| pool.map.has_parity(space, group) && pool.is_ledger_kept(space, group);
         let may_be_single = layout.group(slab).is_some_and(has_ledger);
         let whole = columns.iter().all(|copies| !copies.is_empty());
         if let Some(peer_idx) = stays.filter(|_| copies.len() > 1 && whole && may_be_single) {
             // Another that is on its way was given a server that this one, too, could stay at.
-            if self
-                .pool
-                .map
-                .other_columns(space, slab)
-                .any(|column| self.pool.map.spaces[space].slabs[column].repair.is_some())
-            {
+            if pool.map.other_columns(space, slab).any(|column| pool.map.spaces[space].slabs[column].repair.is_some()) {
                 return;
             }
             let keep: PeerSet = [peer_idx].into_iter().collect();
-            if self.pool.may_leave(now, (space, slab), doubt, copies.minus(keep), keep) {
-                self.pool.map.propose(space, slab, self.pool.entry_of(space, slab, keep));
+            if pool.may_leave(now, (space, slab), doubt, copies.minus(keep), keep) {
+                pool.map.propose(space, slab, pool.entry_of(space, slab, keep));
             }
             return;
         }
-        let relief = here.iter().find(|peer| self.pool.sessions.peers[*peer].wants_relief());
+        let relief = here.iter().find(|peer| pool.sessions.peers[*peer].wants_relief());
         let replaces = match (copies.is_empty(), here.is_empty()) {
             (true, _) => None,
             (false, true) => copies.iter().next(),
@@ -114,7 +125,7 @@ impl Client {
             (false, false) if stays.is_none() => here.iter().next(),
             (false, false) => return,
         };
-        self.redundancy.begin_column(&mut self.pool, space, slab, here, replaces);
+        redundancy.begin_column(pool, space, slab, here, replaces);
     }
 }
 

@@ -28,95 +28,118 @@ impl Client {
         self.pool.map.spaces.indices().for_each(|space| self.pool.expect_parity(space));
         self.make_room();
     }
+}
 
+impl Parity {
     /// Begins with groups that are cold by now, and looks at those that are not done.
-    pub(in crate::client) fn poll_cold(&mut self, now: Time) {
-        let Some(after) = self.pool.config.parity_after else { return };
-        if !self.parity.cold.poll(now, after) {
+    pub(in crate::client) fn poll_cold(&mut self, pool: &mut Pool, pages: &Pages, redundancy: &Redundancy, now: Time) {
+        let Some(after) = pool.config.parity_after else { return };
+        if !self.cold.poll(now, after) {
             return;
         }
-        for space in self.pool.map.spaces.indices() {
-            for group in self.parity.cold.groups_of(space) {
-                if self.parity.cold.course(space, group) != Course::Still {
-                    self.pool.map.mark(space, self.pool.map.spaces[space].layout.parity(group));
+        for space in pool.map.spaces.indices() {
+            for group in self.cold.groups_of(space) {
+                if self.cold.course(space, group) != Course::Still {
+                    pool.map.mark(space, pool.map.spaces[space].layout.parity(group));
                 }
             }
         }
-        let is_silent = self.pool.map.is_map_silent(now);
-        let (all, mut making) = self.parity.cold.count();
+        let is_silent = pool.map.is_map_silent(now);
+        let (all, mut making) = self.cold.count();
         for _ in 0..all {
             if making >= MAKING_MAX || is_silent {
                 return;
             }
-            let Some((space, group)) = self.parity.cold.next_group() else { return };
-            if self.is_cold(now, after, (space, group)) {
+            let Some((space, group)) = self.cold.next_group() else { return };
+            if self.is_cold(pool, pages, redundancy, now, after, (space, group)) {
                 making += 1;
-                self.parity.cold.begin_making(space, group);
-                self.pool.map.mark(space, self.pool.map.spaces[space].layout.parity(group));
+                self.cold.begin_making(space, group);
+                pool.map.mark(space, pool.map.spaces[space].layout.parity(group));
             }
         }
     }
 
-    fn is_cold(&self, now: Time, after: Duration, (space, group): (SpaceIndex, GroupIndex)) -> bool {
-        let state = &self.pool.map.spaces[space];
+    fn is_cold(
+        &self,
+        pool: &Pool,
+        pages: &Pages,
+        redundancy: &Redundancy,
+        now: Time,
+        after: Duration,
+        (space, group): (SpaceIndex, GroupIndex),
+    ) -> bool {
+        let state = &pool.map.spaces[space];
         let parity = state.layout.parity(group);
         let is_free = state.slabs.get(parity).is_some_and(|slab| matches!(slab.phase, Phase::Vacant));
-        let is_due = self.parity.cold.is_quiet(now, after, (space, group));
+        let is_due = self.cold.is_quiet(now, after, (space, group));
         is_due
             && is_free
-            && self.pool.map.makes_parity(space)
-            && !self.pool.map.is_frozen(space, group)
-            && self.redundancy.is_still(&self.pool, &self.pages, space, group)
-            && self.pool.servers_suffice(space, group)
-            && !self.pool.map.is_ledger_lost(space, group)
+            && pool.map.makes_parity(space)
+            && !pool.map.is_frozen(space, group)
+            && redundancy.is_still(pool, pages, space, group)
+            && pool.servers_suffice(space, group)
+            && !pool.map.is_ledger_lost(space, group)
     }
 
     /// What comes next for a group whose parity is being made. Its last step is the map's: from when that is asked for, the group
     /// is frozen.
-    pub(in crate::client::parity) fn make_cold(&mut self, now: Time, space: SpaceIndex, group: GroupIndex) {
-        let parity = self.pool.map.spaces[space].layout.parity(group);
-        let is_making = self.parity.cold.course(space, group) == Course::Making;
-        if !is_making || self.pool.map.is_frozen(space, group) {
+    pub(in crate::client::parity) fn make_cold(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        now: Time,
+        space: SpaceIndex,
+        group: GroupIndex,
+    ) {
+        let parity = pool.map.spaces[space].layout.parity(group);
+        let is_making = self.cold.course(space, group) == Course::Making;
+        if !is_making || pool.map.is_frozen(space, group) {
             return;
         }
-        let members = self.pool.map.held_members(space, group);
-        let slabs = &self.pool.map.spaces[space].slabs;
+        let members = pool.map.held_members(space, group);
+        let slabs = &pool.map.spaces[space].slabs;
         let is_refused = members.iter().any(|slab| slabs[*slab].table == Table::Refused);
-        let cannot = is_refused || slabs[parity].is_stuck || self.pool.map.is_ledger_lost(space, group);
-        if cannot || !self.redundancy.is_still(&self.pool, &self.pages, space, group) {
-            return self.stop_making(space, group);
+        let cannot = is_refused || slabs[parity].is_stuck || pool.map.is_ledger_lost(space, group);
+        if cannot || !redundancy.is_still(pool, pages, space, group) {
+            return self.stop_making(pool, pages, redundancy, space, group);
         }
-        if !self.parity.is_written_down(&mut self.pool, &self.pages, space, group, &members)
-            || self.pool.map.is_map_silent(now)
-        {
+        if !self.is_written_down(pool, pages, space, group, &members) || pool.map.is_map_silent(now) {
             return;
         }
-        if matches!(self.pool.map.spaces[space].slabs[parity].phase, Phase::Vacant) {
-            self.pool.map.make_parity_table(space, group);
-            self.pool.map.spaces[space].slabs[parity].phase = Phase::Open;
+        if matches!(pool.map.spaces[space].slabs[parity].phase, Phase::Vacant) {
+            pool.map.make_parity_table(space, group);
+            pool.map.spaces[space].slabs[parity].phase = Phase::Open;
         }
-        let has_begun = self.pool.map.spaces[space].slabs[parity].repair.is_some();
-        let is_refused = !self.parity.cold.refused(space, group).is_empty();
-        if !has_begun && (is_refused || self.pool.room_apart(space, parity, false).is_none()) {
-            return self.stop_making(space, group);
+        let has_begun = pool.map.spaces[space].slabs[parity].repair.is_some();
+        let is_refused = !self.cold.refused(space, group).is_empty();
+        if !has_begun && (is_refused || pool.room_apart(space, parity, false).is_none()) {
+            return self.stop_making(pool, pages, redundancy, space, group);
         }
-        self.keep_column(now, space, parity);
+        self.keep_column(pool, pages, redundancy, now, space, parity);
     }
 
     /// As if it had not begun. It is tried again when the group was quiet for as long as at first.
-    pub(in crate::client::parity) fn stop_making(&mut self, space: SpaceIndex, group: GroupIndex) {
-        let parity = self.pool.map.spaces[space].layout.parity(group);
-        self.parity.cold.stop_making(self.pool.now, space, group);
-        self.redundancy.end_copies(&mut self.pool, &mut self.parity, space, parity);
-        self.abort_repair(space, parity);
+    pub(in crate::client::parity) fn stop_making(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        group: GroupIndex,
+    ) {
+        let parity = pool.map.spaces[space].layout.parity(group);
+        self.cold.stop_making(pool.now, space, group);
+        redundancy.end_copies(pool, self, space, parity);
+        redundancy.abort_repair(pool, pages, self, space, parity);
         // What was sent already is of a life that is over.
-        let epoch = self.pool.map.spaces[space].next_version(false);
-        let state = &mut self.pool.map.spaces[space].slabs[parity];
+        let epoch = pool.map.spaces[space].next_version(false);
+        let state = &mut pool.map.spaces[space].slabs[parity];
         (state.phase, state.is_stuck, state.doubt) = (Phase::Vacant, false, None);
         state.failed = PeerSet::default();
         state.epoch = epoch.unwrap_or(state.epoch);
-        self.pool.map.tables.give_back(std::mem::take(&mut state.versions).into());
-        self.pool.map.forget_tables(space, group);
+        pool.map.tables.give_back(std::mem::take(&mut state.versions).into());
+        pool.map.forget_tables(space, group);
     }
 }
 

@@ -4,6 +4,7 @@ use crate::client::context::Context;
 use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::pages::Pages;
+use crate::client::parity::Parity;
 use crate::client::pool::Pool;
 use crate::client::redundancy::Redundancy;
 use crate::client::reserve::Reserved;
@@ -16,64 +17,6 @@ use crate::units::{Class, PageNo, SlabNo, Time, Version};
 use crate::wire::message::{Op, Status};
 
 impl Client {
-    /// Looks at the next page, if it is time.
-    pub(in crate::client) fn poll_scrub(&mut self, now: Time) {
-        let Some(pass) = self.pool.config.scrub_pass else { return };
-        let effects = self.redundancy.scrub.poll(now, pass, &Context { pool: &self.pool, ops: &self.pages.ops });
-        if let Some(id) = effects.cancel {
-            self.cancel(id);
-        }
-        if let Some(request) = effects.read {
-            let exchange = self.pool.ask_for(request);
-            self.redundancy.scrub.was_asked(exchange);
-        }
-    }
-
-    /// A copy returned what it has of a page.
-    pub(in crate::client) fn scrub_answered(
-        &mut self,
-        asked: &Exchange,
-        Answer { status, version, payload }: Answer<'_>,
-    ) {
-        let Some(slab) = self.pool.map.slab_of(asked.page) else { return };
-        let verdict =
-            judge(&Context { pool: &self.pool, ops: &self.pages.ops }, asked, slab, (status, version), payload);
-        self.pool.stats.scrubbed += u64::from(matches!(verdict, Verdict::Right | Verdict::Bad { .. }));
-        self.pool.stats.scrub_bad += u64::from(matches!(verdict, Verdict::Bad { .. }));
-        if matches!(verdict, Verdict::Gone | Verdict::Bad { another_answers: true }) {
-            self.copy_lost(asked.space, slab, asked.peer);
-        }
-    }
-
-    /// Gives slabs back that have been without content for long enough.
-    pub(in crate::client) fn poll_vacating(&mut self, now: Time) {
-        let Some(after) = self.pool.config.give_back_after else { return };
-        while let Some((space, slab)) =
-            self.redundancy.vacating.poll(now, &Context { pool: &self.pool, ops: &self.pages.ops })
-        {
-            let is_taken = self.pool.map.spaces[space].is_taken;
-            let state = &mut self.pool.map.spaces[space].slabs[slab];
-            state.content.left_queue();
-            let is_open = matches!(state.phase, Phase::Open);
-            // It is looked at again when its group has no parity any more.
-            if is_taken || !state.content.is_empty() || !is_open || self.pool.map.is_in_frozen(space, slab) {
-                continue;
-            }
-            let state = &self.pool.map.spaces[space].slabs[slab];
-            let is_ripe = state.content.empty_for_at(after) <= now;
-            // The number says when to look, the versions what there is.
-            if is_ripe && state.versions.iter().any(|version| version.has_content()) {
-                debug_assert!(false, "a slab with content was counted as empty");
-                continue;
-            }
-            if is_ripe && self.pool.can_notify_all(space, slab) && self.begin_discard(space, slab) {
-                continue;
-            }
-            let content = &mut self.pool.map.spaces[space].slabs[slab].content;
-            self.redundancy.vacating.put_back(now, after, (space, slab), content);
-        }
-    }
-
     /// Nothing more is given back by itself: this client is about to end.
     pub fn stop_giving_back(&mut self) {
         self.pool.config.give_back_after = None;
@@ -93,6 +36,72 @@ impl Client {
     /// Servers are to keep no room for a space any more.
     pub fn unreserve(&mut self, space: SpaceRef) {
         self.redundancy.reservations.end(space.0);
+    }
+}
+
+impl Redundancy {
+    /// Looks at the next page, if it is time.
+    pub(in crate::client) fn poll_scrub(&mut self, pool: &mut Pool, pages: &mut Pages, parity: &mut Parity, now: Time) {
+        let Some(pass) = pool.config.scrub_pass else { return };
+        let effects = self.scrub.poll(now, pass, &Context { pool, ops: &pages.ops });
+        if let Some(id) = effects.cancel {
+            self.cancel(pool, pages, parity, id);
+        }
+        if let Some(request) = effects.read {
+            let exchange = pool.ask_for(request);
+            self.scrub.was_asked(exchange);
+        }
+    }
+
+    /// A copy returned what it has of a page.
+    pub(in crate::client) fn scrub_answered(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        asked: &Exchange,
+        Answer { status, version, payload }: Answer<'_>,
+    ) {
+        let Some(slab) = pool.map.slab_of(asked.page) else { return };
+        let verdict = judge(&Context { pool, ops: &pages.ops }, asked, slab, (status, version), payload);
+        pool.stats.scrubbed += u64::from(matches!(verdict, Verdict::Right | Verdict::Bad { .. }));
+        pool.stats.scrub_bad += u64::from(matches!(verdict, Verdict::Bad { .. }));
+        if matches!(verdict, Verdict::Gone | Verdict::Bad { another_answers: true }) {
+            self.copy_lost(pool, pages, parity, asked.space, slab, asked.peer);
+        }
+    }
+
+    /// Gives slabs back that have been without content for long enough.
+    pub(in crate::client) fn poll_vacating(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        now: Time,
+    ) {
+        let Some(after) = pool.config.give_back_after else { return };
+        while let Some((space, slab)) = self.vacating.poll(now, &Context { pool, ops: &pages.ops }) {
+            let is_taken = pool.map.spaces[space].is_taken;
+            let state = &mut pool.map.spaces[space].slabs[slab];
+            state.content.left_queue();
+            let is_open = matches!(state.phase, Phase::Open);
+            // It is looked at again when its group has no parity any more.
+            if is_taken || !state.content.is_empty() || !is_open || pool.map.is_in_frozen(space, slab) {
+                continue;
+            }
+            let state = &pool.map.spaces[space].slabs[slab];
+            let is_ripe = state.content.empty_for_at(after) <= now;
+            // The number says when to look, the versions what there is.
+            if is_ripe && state.versions.iter().any(|version| version.has_content()) {
+                debug_assert!(false, "a slab with content was counted as empty");
+                continue;
+            }
+            if is_ripe && pool.can_notify_all(space, slab) && self.begin_discard(pool, pages, parity, space, slab) {
+                continue;
+            }
+            let content = &mut pool.map.spaces[space].slabs[slab].content;
+            self.vacating.put_back(now, after, (space, slab), content);
+        }
     }
 }
 

@@ -1,6 +1,5 @@
 //! Begins, goes on with and ends copies that pass through the client.
 
-use crate::client::Client;
 use crate::client::copies::Copy;
 use crate::client::exchange::{Request, Role};
 use crate::client::index::{CopyIndex, PeerIndex, SpaceIndex};
@@ -12,26 +11,33 @@ use crate::client::slab::{Phase, Space};
 use crate::units::{Class, PAGE_SIZE, SlabNo, Version};
 use crate::wire::message::Op as Wire;
 
-impl Client {
+impl Redundancy {
     /// The source made it up, or it is damaged there. A group that has parity puts it together from the others; elsewhere the source
     /// is not to be trusted, and where it has the only copy, it keeps that: the slab's other pages are there.
-    pub(in crate::client) fn copy_is_wrong(&mut self, copy: CopyIndex, source: PeerIndex) {
-        let Some(Copy { space, slab, index, target, .. }) = self.redundancy.copies.end(copy) else { return };
-        if self.pool.map.is_grouped(space, slab) && self.pool.can_reconstruct(space, slab) {
-            self.pool.stats.bad_pages += 1;
-            self.redundancy.start_copy(&mut self.pool, &mut self.parity, (space, slab, index), None, target);
-            return self.pool.map.mark(space, slab);
+    pub(in crate::client) fn copy_is_wrong(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        copy: CopyIndex,
+        source: PeerIndex,
+    ) {
+        let Some(Copy { space, slab, index, target, .. }) = self.copies.end(copy) else { return };
+        if pool.map.is_grouped(space, slab) && pool.can_reconstruct(space, slab) {
+            pool.stats.bad_pages += 1;
+            self.start_copy(pool, parity, (space, slab, index), None, target);
+            return pool.map.mark(space, slab);
         }
-        self.pool.sessions.peers[source].distrust();
-        self.pool.stats.transfers_refused += 1;
-        let state = &self.pool.map.spaces[space].slabs[slab];
-        let others = self.pool.sessions.peers_of(&state.entry).minus(state.failed);
+        pool.sessions.peers[source].distrust();
+        pool.stats.transfers_refused += 1;
+        let state = &pool.map.spaces[space].slabs[slab];
+        let others = pool.sessions.peers_of(&state.entry).minus(state.failed);
         let is_opening = matches!(state.phase, Phase::Opening(_));
-        if is_opening || others.iter().any(|other| other != source && self.pool.sessions.peers[other].is_up()) {
-            return self.copy_lost(space, slab, source);
+        if is_opening || others.iter().any(|other| other != source && pool.sessions.peers[other].is_up()) {
+            return self.copy_lost(pool, pages, parity, space, slab, source);
         }
-        self.pool.map.spaces[space].slabs[slab].is_stuck = true;
-        self.abort_repair(space, slab);
+        pool.map.spaces[space].slabs[slab].is_stuck = true;
+        self.abort_repair(pool, pages, parity, space, slab);
     }
 }
 

@@ -20,111 +20,6 @@ use crate::units::{SlabNo, Time, Version};
 use crate::wire::message::Pressure;
 
 impl Client {
-    pub(in crate::client) fn advance_open(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        let state = &mut self.pool.map.spaces[space].slabs[slab];
-        let doubt = state.doubt.take();
-        if state.pending.is_some() {
-            return;
-        }
-        let state = &self.pool.map.spaces[space].slabs[slab];
-        let copies = self.pool.sessions.peers_of(&state.entry);
-        let gone: PeerSet = copies.iter().filter(|peer| state.failed.has(*peer)).collect();
-        let silent: PeerSet =
-            copies.minus(gone).iter().filter(|peer| self.pool.sessions.peers[*peer].is_down()).collect();
-        let here = copies.minus(gone).minus(silent);
-        // Of copies that differ, none is as good as the other.
-        let may_drop = here.len() > 1 && state.disputed.is_empty();
-        let given_up = if may_drop { self.pool.sessions.one_to_drop(here) } else { PeerSet::default() };
-        let keep = match (here.is_empty(), gone.is_empty()) {
-            (false, _) => here.minus(given_up),
-            (true, false) => silent,
-            // Only silent ones are left: one of them has everything.
-            (true, true) => copies,
-        };
-        if !self.pool.may_leave(now, (space, slab), doubt, copies.minus(gone).minus(keep), keep) {
-            return;
-        }
-        if keep != copies {
-            return self.pool.map.propose(space, slab, self.pool.entry_of(space, slab, keep));
-        }
-        if self.pool.map.spaces[space].slabs[slab].repair.is_some() {
-            self.advance_repair((space, slab), here, doubt);
-        } else {
-            self.redundancy.begin_repair(&mut self.pool, &self.parity, space, slab, here);
-        }
-    }
-
-    pub(in crate::client) fn advance_repair(
-        &mut self,
-        (space, slab): (SpaceIndex, SlabNo),
-        here: PeerSet,
-        doubt: Option<Doubt>,
-    ) {
-        let now = self.pool.now;
-        let state = &self.pool.map.spaces[space].slabs[slab];
-        let Some(Repair { peer, grant, step, replaces, .. }) = state.repair else { return };
-        let joined = state.entry.replicas.iter().any(|replica| replica.grant == grant);
-        if joined {
-            self.redundancy.end_repair(&mut self.pool, space, slab);
-            return;
-        }
-        let is_column = self.pool.map.spaces[space].layout.is_parity(slab) || self.pool.map.is_grouped(space, slab);
-        let is_hopeless = state.is_stuck || is_column && here.is_empty() && !self.pool.has_source(space, slab);
-        if self.pool.sessions.peers[peer].is_down() || state.failed.has(peer) || is_hopeless {
-            return self.abort_repair(space, slab);
-        }
-        match step {
-            Step::Fencing => {
-                if self.pool.fence(space, peer) && self.pool.grant(space, slab, peer, grant) {
-                    self.pool.map.set_step(space, slab, Step::Granting);
-                }
-            }
-            Step::Granting => {}
-            Step::Transferring(transfer) => self.advance_transfer(now, (space, slab), transfer),
-            Step::Copying => {
-                let leaving: PeerSet = replaces.into_iter().collect();
-                let stay = here.minus(leaving).union([peer].into_iter().collect());
-                if self.redundancy.copy_missing(&mut self.pool, &mut self.parity, space, slab)
-                    && !self.pages.has_unmirrored(&self.pool, space, slab, peer)
-                    && self.pool.may_leave(now, (space, slab), doubt, leaving, stay)
-                {
-                    self.pool.map.set_step(space, slab, Step::Joining);
-                    let state = &self.pool.map.spaces[space].slabs[slab];
-                    let stays = |r: &&Replica| replaces.is_none() || self.pool.sessions.peers.of(r.server) != replaces;
-                    let new = Replica { server: self.pool.sessions.peers[peer].info().id, grant };
-                    let entry = MapEntry::of(state.entry.replicas.iter().filter(stays).copied().chain([new]));
-                    self.pool.map.propose(space, slab, entry);
-                }
-            }
-            // It joined, and has left again since.
-            Step::Joining => self.abort_repair(space, slab),
-        }
-    }
-
-    pub(in crate::client) fn abort_repair(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let Some(repair) = self.redundancy.end_repair(&mut self.pool, space, slab) else { return };
-        if self.pool.map.spaces[space].slabs[slab].entry.replicas.iter().any(|replica| replica.grant == repair.grant) {
-            // It is done, and nobody has looked at it since.
-            return;
-        }
-        self.forget_copy(space, slab, repair.peer);
-        self.pool.cancel_order(space, slab);
-        self.pool.map.spaces[space].slabs[slab].failed.remove(repair.peer);
-        if repair.step != Step::Fencing {
-            self.pool.sessions.release(space, slab, repair.peer, repair.grant);
-        }
-        self.parity.mark_dissolving(&mut self.pool);
-        // Nothing waits for it any more.
-        let size = self.pool.map.size;
-        let of_slab = |page| size.slab(page) == Some(slab);
-        let write = |kind| matches!(kind, Kind::Write { .. });
-        for op in
-            self.pages.ops.select(|o| o.stage == Stage::Active && write(o.kind) && o.space == space && of_slab(o.page))
-        {
-            self.check_write(op);
-        }
-    }
-
     /// Whatever a server had is gone.
     pub(in crate::client) fn content_lost(&mut self, peer: PeerIndex) {
         self.pool.map.leftovers.forget(|_, of| of == peer);
@@ -140,90 +35,235 @@ impl Client {
             }
             for slab in self.pool.map.spaces[space].slabs.indices() {
                 if !self.check_again(space, slab, peer) {
-                    self.copy_lost(space, slab, peer);
+                    self.redundancy.copy_lost(&mut self.pool, &mut self.pages, &mut self.parity, space, slab, peer);
                 }
             }
+        }
+    }
+}
+
+impl Pages {
+    /// A damaged page: another copy may be better. Where no other one answers now, this one is kept: it is the only one that
+    /// has the slab's other pages.
+    pub(in crate::client) fn page_is_bad(
+        &mut self,
+        pool: &mut Pool,
+        redundancy: &mut Redundancy,
+        parity: &mut Parity,
+        op: OpIndex,
+        peer: PeerIndex,
+    ) {
+        pool.stats.bad_pages += 1;
+        let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
+        let Some(slab) = pool.map.slab_of(page) else { return };
+        let others = pool.sound_copies(space, slab);
+        if others.iter().any(|other| other != peer && pool.sessions.peers[other].is_up()) {
+            redundancy.copy_lost(pool, self, parity, space, slab, peer);
+            if self.ops.peek(op).stage == Stage::Active && !self.is_answer_coming(pool, parity, op) {
+                self.ask_for_page(pool, parity, op);
+            }
+        } else if pool.map.is_grouped(space, slab) {
+            self.ops.get(op).is_bad_itself = true;
+            self.ask_for_page(pool, parity, op);
+        } else {
+            self.finish_read(pool, parity, op, Err(Failure::Corrupt));
+        }
+    }
+}
+
+impl Redundancy {
+    pub(in crate::client) fn advance_open(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        now: Time,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        let state = &mut pool.map.spaces[space].slabs[slab];
+        let doubt = state.doubt.take();
+        if state.pending.is_some() {
+            return;
+        }
+        let state = &pool.map.spaces[space].slabs[slab];
+        let copies = pool.sessions.peers_of(&state.entry);
+        let gone: PeerSet = copies.iter().filter(|peer| state.failed.has(*peer)).collect();
+        let silent: PeerSet = copies.minus(gone).iter().filter(|peer| pool.sessions.peers[*peer].is_down()).collect();
+        let here = copies.minus(gone).minus(silent);
+        // Of copies that differ, none is as good as the other.
+        let may_drop = here.len() > 1 && state.disputed.is_empty();
+        let given_up = if may_drop { pool.sessions.one_to_drop(here) } else { PeerSet::default() };
+        let keep = match (here.is_empty(), gone.is_empty()) {
+            (false, _) => here.minus(given_up),
+            (true, false) => silent,
+            // Only silent ones are left: one of them has everything.
+            (true, true) => copies,
+        };
+        if !pool.may_leave(now, (space, slab), doubt, copies.minus(gone).minus(keep), keep) {
+            return;
+        }
+        if keep != copies {
+            return pool.map.propose(space, slab, pool.entry_of(space, slab, keep));
+        }
+        if pool.map.spaces[space].slabs[slab].repair.is_some() {
+            self.advance_repair(pool, pages, parity, (space, slab), here, doubt);
+        } else {
+            self.begin_repair(pool, parity, space, slab, here);
+        }
+    }
+
+    pub(in crate::client) fn advance_repair(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        (space, slab): (SpaceIndex, SlabNo),
+        here: PeerSet,
+        doubt: Option<Doubt>,
+    ) {
+        let now = pool.now;
+        let state = &pool.map.spaces[space].slabs[slab];
+        let Some(Repair { peer, grant, step, replaces, .. }) = state.repair else { return };
+        let joined = state.entry.replicas.iter().any(|replica| replica.grant == grant);
+        if joined {
+            self.end_repair(pool, space, slab);
+            return;
+        }
+        let is_column = pool.map.spaces[space].layout.is_parity(slab) || pool.map.is_grouped(space, slab);
+        let is_hopeless = state.is_stuck || is_column && here.is_empty() && !pool.has_source(space, slab);
+        if pool.sessions.peers[peer].is_down() || state.failed.has(peer) || is_hopeless {
+            return self.abort_repair(pool, pages, parity, space, slab);
+        }
+        match step {
+            Step::Fencing => {
+                if pool.fence(space, peer) && pool.grant(space, slab, peer, grant) {
+                    pool.map.set_step(space, slab, Step::Granting);
+                }
+            }
+            Step::Granting => {}
+            Step::Transferring(transfer) => self.advance_transfer(pool, pages, parity, now, (space, slab), transfer),
+            Step::Copying => {
+                let leaving: PeerSet = replaces.into_iter().collect();
+                let stay = here.minus(leaving).union([peer].into_iter().collect());
+                if self.copy_missing(pool, parity, space, slab)
+                    && !pages.has_unmirrored(pool, space, slab, peer)
+                    && pool.may_leave(now, (space, slab), doubt, leaving, stay)
+                {
+                    pool.map.set_step(space, slab, Step::Joining);
+                    let state = &pool.map.spaces[space].slabs[slab];
+                    let stays = |r: &&Replica| replaces.is_none() || pool.sessions.peers.of(r.server) != replaces;
+                    let new = Replica { server: pool.sessions.peers[peer].info().id, grant };
+                    let entry = MapEntry::of(state.entry.replicas.iter().filter(stays).copied().chain([new]));
+                    pool.map.propose(space, slab, entry);
+                }
+            }
+            // It joined, and has left again since.
+            Step::Joining => self.abort_repair(pool, pages, parity, space, slab),
+        }
+    }
+
+    pub(in crate::client) fn abort_repair(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        let Some(repair) = self.end_repair(pool, space, slab) else { return };
+        if pool.map.spaces[space].slabs[slab].entry.replicas.iter().any(|replica| replica.grant == repair.grant) {
+            // It is done, and nobody has looked at it since.
+            return;
+        }
+        self.forget_copy(pool, pages, parity, space, slab, repair.peer);
+        pool.cancel_order(space, slab);
+        pool.map.spaces[space].slabs[slab].failed.remove(repair.peer);
+        if repair.step != Step::Fencing {
+            pool.sessions.release(space, slab, repair.peer, repair.grant);
+        }
+        parity.mark_dissolving(pool);
+        // Nothing waits for it any more.
+        let size = pool.map.size;
+        let of_slab = |page| size.slab(page) == Some(slab);
+        let write = |kind| matches!(kind, Kind::Write { .. });
+        for op in pages.ops.select(|o| o.stage == Stage::Active && write(o.kind) && o.space == space && of_slab(o.page))
+        {
+            pages.check_write(pool, self, parity, op);
         }
     }
 
     /// One copy is gone or cannot be trusted. If it is one: a server may also never have had it.
-    pub(in crate::client) fn copy_lost(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
-        let state = &self.pool.map.spaces[space].slabs[slab];
-        let pending =
-            state.pending.as_ref().is_some_and(|pending| self.pool.sessions.peers_of(&pending.entry).has(peer));
+    pub(in crate::client) fn copy_lost(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+        peer: PeerIndex,
+    ) {
+        let state = &pool.map.spaces[space].slabs[slab];
+        let pending = state.pending.as_ref().is_some_and(|pending| pool.sessions.peers_of(&pending.entry).has(peer));
         let repairing = state.repair.as_ref().is_some_and(|repair| repair.peer == peer);
-        if self.pool.sessions.peers_of(&state.entry).has(peer) || pending || repairing {
-            self.pool.map.spaces[space].slabs[slab].failed.insert(peer);
-            self.forget_copy(space, slab, peer);
-        } else if let Phase::Granting(candidates) = &mut self.pool.map.spaces[space].slabs[slab].phase {
+        if pool.sessions.peers_of(&state.entry).has(peer) || pending || repairing {
+            pool.map.spaces[space].slabs[slab].failed.insert(peer);
+            self.forget_copy(pool, pages, parity, space, slab, peer);
+        } else if let Phase::Granting(candidates) = &mut pool.map.spaces[space].slabs[slab].phase {
             let asked = candidates.asked.iter().find(|c| c.peer == peer && c.step != GrantStep::Fencing).copied();
             candidates.forget(peer);
-            self.forget_copy(space, slab, peer);
-            asked.into_iter().for_each(|candidate| self.forget_grant(space, slab, candidate));
+            self.forget_copy(pool, pages, parity, space, slab, peer);
+            asked.into_iter().for_each(|candidate| self.forget_grant(pool, pages, parity, space, slab, candidate));
         }
-        self.pool.map.mark(space, slab);
-        self.pool.map.mark_group(space, slab);
+        pool.map.mark(space, slab);
+        pool.map.mark_group(space, slab);
     }
 
     /// Ends an exchange that no answer is wanted to any more.
-    pub(in crate::client) fn cancel(&mut self, id: ExchangeId) {
-        if let Some(exchange) = self.pool.sessions.end_exchange(id) {
-            self.was_cancelled(&exchange);
+    pub(in crate::client) fn cancel(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        id: ExchangeId,
+    ) {
+        if let Some(exchange) = pool.sessions.end_exchange(id) {
+            self.was_cancelled(pool, pages, parity, &exchange);
         }
     }
 
-    pub(in crate::client) fn was_cancelled(&mut self, exchange: &Exchange) {
+    pub(in crate::client) fn was_cancelled(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        exchange: &Exchange,
+    ) {
         match exchange.role {
             Role::Read { op } => {
-                self.pages.op_exchange_ended(op);
-                let again = self.pages.ops.peek(op).stage == Stage::Active
-                    && !self.pages.is_answer_coming(&self.pool, &self.parity, op);
-                if again
-                    && !self.pool.map.spaces[exchange.space].is_taken
-                    && !self.pool.map.spaces[exchange.space].is_stale
-                {
-                    self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
+                pages.op_exchange_ended(op);
+                let again = pages.ops.peek(op).stage == Stage::Active && !pages.is_answer_coming(pool, parity, op);
+                if again && !pool.map.spaces[exchange.space].is_taken && !pool.map.spaces[exchange.space].is_stale {
+                    pages.ask_for_page(pool, parity, op);
                 }
             }
-            Role::Write { op } => self.pages.op_exchange_ended(op),
-            Role::CopyRead { copy } | Role::CopyWrite { copy } => self.redundancy.copy_failed(&mut self.pool, copy),
-            Role::Fence => self.pool.map.spaces[exchange.space].fencing.remove(exchange.peer),
+            Role::Write { op } => pages.op_exchange_ended(op),
+            Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(pool, copy),
+            Role::Fence => pool.map.spaces[exchange.space].fencing.remove(exchange.peer),
             Role::Grant | Role::Versions | Role::Admit { .. } | Role::Order | Role::Listed => {
-                if let Some(slab) = self.pool.map.slab_of(exchange.page) {
-                    self.pool.map.mark(exchange.space, slab);
+                if let Some(slab) = pool.map.slab_of(exchange.page) {
+                    pool.map.mark(exchange.space, slab);
                 }
             }
-            Role::Strip { stripe } => self.stripe_interrupted(stripe),
+            Role::Strip { stripe } => parity.stripe_interrupted(pool, pages, self, stripe),
             Role::Check => {
-                if let Some(slab) = self.pool.map.slab_of(exchange.page) {
-                    self.pool.map.spaces[exchange.space].slabs[slab].checking.remove(exchange.peer);
-                    self.pool.map.mark(exchange.space, slab);
+                if let Some(slab) = pool.map.slab_of(exchange.page) {
+                    pool.map.spaces[exchange.space].slabs[slab].checking.remove(exchange.peer);
+                    pool.map.mark(exchange.space, slab);
                 }
             }
-            Role::Held => self.pool.look_for_leftovers_again(exchange.space, exchange.peer),
+            Role::Held => pool.look_for_leftovers_again(exchange.space, exchange.peer),
             Role::Scrub | Role::Reserve | Role::Release => {}
-        }
-    }
-
-    /// A damaged page: another copy may be better. Where no other one answers now, this one is kept: it is the only one that
-    /// has the slab's other pages.
-    pub(in crate::client) fn page_is_bad(&mut self, op: OpIndex, peer: PeerIndex) {
-        self.pool.stats.bad_pages += 1;
-        let (space, page) = (self.pages.ops.get(op).space, self.pages.ops.get(op).page);
-        let Some(slab) = self.pool.map.slab_of(page) else { return };
-        let others = self.pool.sound_copies(space, slab);
-        if others.iter().any(|other| other != peer && self.pool.sessions.peers[other].is_up()) {
-            self.copy_lost(space, slab, peer);
-            if self.pages.ops.peek(op).stage == Stage::Active
-                && !self.pages.is_answer_coming(&self.pool, &self.parity, op)
-            {
-                self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
-            }
-        } else if self.pool.map.is_grouped(space, slab) {
-            self.pages.ops.get(op).is_bad_itself = true;
-            self.pages.ask_for_page(&mut self.pool, &mut self.parity, op);
-        } else {
-            self.pages.finish_read(&mut self.pool, &mut self.parity, op, Err(Failure::Corrupt));
         }
     }
 }

@@ -16,7 +16,7 @@ impl Client {
         for slot in 0..crate::client::exchange::EXCHANGES_MAX {
             let found = self.pool.sessions.exchanges.at(slot).filter(|e| e.peer == peer && e.role.is_question());
             let Some(exchange) = found else { continue };
-            self.cancel(exchange.id);
+            self.redundancy.cancel(&mut self.pool, &mut self.pages, &mut self.parity, exchange.id);
             let Some(slab) = self.pool.map.slab_of(exchange.page) else { continue };
             match exchange.role {
                 Role::Versions => self.pool.map.list_again(exchange.space, slab, peer),

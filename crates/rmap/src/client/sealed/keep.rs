@@ -84,7 +84,7 @@ impl Client {
             self.pages.ask_again(&mut self.pool, &mut self.parity, space);
             // Slabs that are in no map, and that read as zeros, are not opened anew.
             for op in self.pages.ops.select(|op| op.stage == Stage::Waiting && op.space == space) {
-                self.try_op(op);
+                self.pages.try_op(&mut self.pool, &mut self.redundancy, &mut self.parity, op);
             }
         }
         let state = &self.pool.map.spaces[space];
@@ -106,7 +106,7 @@ impl Client {
     /// Servers have to be told of it, and what they were asked in the last one they refuse.
     fn begin_generation(&mut self, space: SpaceIndex, generation: Generation) {
         while let Some(exchange) = self.pool.sessions.exchanges.find(|e| e.space == space && e.role.is_of_space()) {
-            self.cancel(exchange.id);
+            self.redundancy.cancel(&mut self.pool, &mut self.pages, &mut self.parity, exchange.id);
         }
         self.pool.map.leftovers.forget(|of, _| of == space);
         let owner = self.pool.new_owner();
@@ -136,7 +136,7 @@ impl Client {
     fn end_own_writes(&mut self, space: SpaceIndex) {
         self.parity.ledger.end_writes(space);
         for op in self.pages.ops.select(|op| op.space == space && matches!(op.kind, Kind::Write { .. })) {
-            self.fail_op(op, Failure::Fenced);
+            self.pages.fail_op(&mut self.pool, &mut self.redundancy, &mut self.parity, op, Failure::Fenced);
         }
     }
 
@@ -159,7 +159,7 @@ impl Client {
         while let Some(exchange) =
             self.pool.sessions.exchanges.find(|e| e.space == space && of_slab(e.page) && ends(e.role))
         {
-            self.cancel(exchange.id);
+            self.redundancy.cancel(&mut self.pool, &mut self.pages, &mut self.parity, exchange.id);
         }
         self.redundancy.end_repair(&mut self.pool, space, slab);
         let before = &self.pool.map.spaces[space].slabs[slab];
@@ -176,7 +176,7 @@ impl Client {
         *state = Slab { phase, entry, versions, failed, disputed, table, marks, ..Slab::vacant() };
         self.pool.map.mark(space, slab);
         self.pool.map.mark_group(space, slab);
-        self.wake_ops(space, slab);
+        self.pages.wake_ops(&mut self.pool, &mut self.redundancy, &mut self.parity, space, slab);
     }
 
     /// All copies that could be asked have answered: a reader believes the newest of each page, which all of them should have. Where that
@@ -213,12 +213,12 @@ impl Client {
         }
         state.failed = state.failed.union(failed);
         if any {
-            self.map_settled(space, slab);
+            self.pages.map_settled(&mut self.pool, &mut self.redundancy, &mut self.parity, space, slab);
         } else {
             for op in self.pages.waiting_for(&self.pool, space, slab) {
                 if self.pages.is_refused(&self.pool, op, slab) {
                     self.pool.stats.bad_pages += 1;
-                    self.fail_op(op, Failure::Corrupt);
+                    self.pages.fail_op(&mut self.pool, &mut self.redundancy, &mut self.parity, op, Failure::Corrupt);
                 }
             }
         }

@@ -5,9 +5,12 @@ use crate::client::Client;
 use crate::client::exchange::Role;
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::map::Map;
+use crate::client::pages::Pages;
+use crate::client::parity::Parity;
 use crate::client::peer::PeerSet;
 use crate::client::pool::Pool;
 use crate::client::questions::Question;
+use crate::client::redundancy::Redundancy;
 use crate::client::sealed::Tenure;
 use crate::client::sessions::Sessions;
 use crate::control::{Change, ControlReply, ControlRequest, MapEntry};
@@ -51,7 +54,7 @@ impl Client {
         self.pool.stats.copies_joined += if before.is_empty() { 0 } else { after.minus(before).len() as u64 };
         for replica in &old.replicas {
             if let Some(peer) = self.pool.sessions.peers.of(replica.server).filter(|peer| left.has(*peer)) {
-                self.forget_copy(space, slab, peer);
+                self.redundancy.forget_copy(&mut self.pool, &mut self.pages, &mut self.parity, space, slab, peer);
                 self.pool.sessions.release(space, slab, peer, replica.grant);
                 let state = &mut self.pool.map.spaces[space].slabs[slab];
                 state.failed.remove(peer);
@@ -62,7 +65,7 @@ impl Client {
         let is_lost = self.pool.map.spaces[space].slabs[slab].entry.lost && !self.pool.map.is_grouped(space, slab);
         if is_lost {
             // There is nothing left to copy.
-            self.abort_repair(space, slab);
+            self.redundancy.abort_repair(&mut self.pool, &mut self.pages, &mut self.parity, space, slab);
         }
         self.pool.map.mark_group(space, slab);
         let state = &mut self.pool.map.spaces[space].slabs[slab];
@@ -79,7 +82,7 @@ impl Client {
             self.pool.map.tables.give_back(std::mem::take(&mut state.versions).into());
         }
         if is_parity {
-            self.parity_changed(space, slab);
+            self.parity.parity_changed(&mut self.pool, &mut self.pages, &mut self.redundancy, space, slab);
         }
         let state = &self.pool.map.spaces[space].slabs[slab];
         if !left.is_empty() && !state.disputed.is_empty() && matches!(state.phase, Phase::Open) {
@@ -87,25 +90,7 @@ impl Client {
             let entry = state.entry.clone();
             return self.reopen(space, slab, entry);
         }
-        self.map_settled(space, slab);
-    }
-
-    /// Everything under way at a copy that is not one any more.
-    pub(in crate::client) fn forget_copy(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
-        let size = self.pool.map.size;
-        loop {
-            let found = self.pool.sessions.exchanges.find(|exchange| {
-                exchange.space == space
-                    && exchange.peer == peer
-                    && size.slab(exchange.page) == Some(slab)
-                    && !(exchange.role.is_of_space() || exchange.role == Role::Release)
-            });
-            let Some(exchange) = found else { break };
-            self.cancel(exchange.id);
-        }
-        // One that is still being read elsewhere would be written here once it has come.
-        self.redundancy.end_copies_to(&mut self.pool, &mut self.parity, space, slab, peer);
-        self.pages.unsend_writes(&self.pool, space, slab, peer);
+        self.pages.map_settled(&mut self.pool, &mut self.redundancy, &mut self.parity, space, slab);
     }
 
     /// Another owner has the space. Of a sealed one nothing is lost but the right to keep it.
@@ -128,7 +113,7 @@ impl Client {
         state.watch = None;
         self.pool.map.questions.forget(space, |_| true);
         while let Some(exchange) = self.pool.sessions.exchanges.find(|exchange| exchange.space == space) {
-            self.cancel(exchange.id);
+            self.redundancy.cancel(&mut self.pool, &mut self.pages, &mut self.parity, exchange.id);
         }
         self.redundancy.copies.end_all(space);
         self.parity.ledger.forget(space);
@@ -136,9 +121,44 @@ impl Client {
         for slab in self.pool.map.spaces[space].slabs.indices() {
             self.redundancy.end_repair(&mut self.pool, space, slab);
         }
-        self.fail_ops(space, None, crate::client::Failure::Fenced);
+        self.pages.fail_ops(
+            &mut self.pool,
+            &mut self.redundancy,
+            &mut self.parity,
+            space,
+            None,
+            crate::client::Failure::Fenced,
+        );
         self.pages.resume_space(&mut self.pool, &mut self.parity, space);
         self.pages.refuse_confirms(space);
+    }
+}
+
+impl Redundancy {
+    /// Everything under way at a copy that is not one any more.
+    pub(in crate::client) fn forget_copy(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+        peer: PeerIndex,
+    ) {
+        let size = pool.map.size;
+        loop {
+            let found = pool.sessions.exchanges.find(|exchange| {
+                exchange.space == space
+                    && exchange.peer == peer
+                    && size.slab(exchange.page) == Some(slab)
+                    && !(exchange.role.is_of_space() || exchange.role == Role::Release)
+            });
+            let Some(exchange) = found else { break };
+            self.cancel(pool, pages, parity, exchange.id);
+        }
+        // One that is still being read elsewhere would be written here once it has come.
+        self.end_copies_to(pool, parity, space, slab, peer);
+        pages.unsend_writes(pool, space, slab, peer);
     }
 }
 

@@ -88,7 +88,15 @@ fn copies_stay_while_the_ledger_has_one() {
     pool.servers.iter_mut().for_each(|server| server.set_pressure(Pressure::Yellow));
     let copies = pool.holders(ledger(&pool));
     let (space, gone) = (pool.space.0, copies[0]);
-    pool.client.copy_lost(space, ledger(&pool), PeerIndex(gone));
+    let slab = ledger(&pool);
+    pool.client.redundancy.copy_lost(
+        &mut pool.client.pool,
+        &mut pool.client.pages,
+        &mut pool.client.parity,
+        space,
+        slab,
+        PeerIndex(gone),
+    );
     pool.client.settle(pool.now);
     pool.pass(LONG);
     assert_eq!(pool.holders(ledger(&pool)), copies[1..]);

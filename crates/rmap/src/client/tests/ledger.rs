@@ -145,12 +145,27 @@ fn a_line_that_waits_begins_nothing() {
     pool.deaf = (0..SERVERS).collect();
     take_over(&mut pool, ONE, SLABS * SLAB);
     pool.pass(2 * SILENCE);
-    assert!(!pool.client.maintain_ledger());
+    assert!(!pool.client.parity.maintain_ledger(
+        &mut pool.client.pool,
+        &mut pool.client.pages,
+        &mut pool.client.redundancy
+    ));
     pool.client.parity.ledger.wake();
-    assert!(!pool.client.maintain_ledger());
+    assert!(!pool.client.parity.maintain_ledger(
+        &mut pool.client.pool,
+        &mut pool.client.pages,
+        &mut pool.client.redundancy
+    ));
     // One that is somebody else's leaves nothing in line.
     pool.client.space_taken(pool.space.0);
-    assert!(pool.client.parity.is_ledger_idle(&pool.client.pool) && !pool.client.maintain_ledger());
+    assert!(
+        pool.client.parity.is_ledger_idle(&pool.client.pool)
+            && !pool.client.parity.maintain_ledger(
+                &mut pool.client.pool,
+                &mut pool.client.pages,
+                &mut pool.client.redundancy
+            )
+    );
 }
 
 #[test]

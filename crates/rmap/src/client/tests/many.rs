@@ -179,7 +179,14 @@ fn a_server_that_has_forgotten_its_owner_is_told_again() {
 #[test]
 fn a_copy_that_is_not_trusted_is_given_back() {
     let mut pool = filled(2, 1);
-    pool.client.copy_lost(SpaceIndex(0), SlabNo(0), PeerIndex(1));
+    pool.client.redundancy.copy_lost(
+        &mut pool.client.pool,
+        &mut pool.client.pages,
+        &mut pool.client.parity,
+        SpaceIndex(0),
+        SlabNo(0),
+        PeerIndex(1),
+    );
     pool.client.settle(pool.now);
     pool.pass(Duration::from_millis(100));
     pool.run();

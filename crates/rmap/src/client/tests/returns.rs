@@ -48,7 +48,14 @@ fn a_new_copy_goes_where_it_is_let_in() {
     // What is not known to be let in is asked for a fence first.
     others.iter().for_each(|other| pool.client.pool.map.spaces[SpaceIndex(0)].fenced_at.remove(*other));
     pool.deaf = others.iter().chain(&holders[..1]).map(|peer| peer.0).collect();
-    pool.client.copy_lost(SpaceIndex(0), SlabNo(0), holders[0]);
+    pool.client.redundancy.copy_lost(
+        &mut pool.client.pool,
+        &mut pool.client.pages,
+        &mut pool.client.parity,
+        SpaceIndex(0),
+        SlabNo(0),
+        holders[0],
+    );
     pool.client.settle(pool.now);
     for _ in 0..20 {
         pool.step();

@@ -1,77 +1,91 @@
 //! Has servers copy a slab among themselves.
 
 use super::{Instruction, PROGRESS_EVERY, Transfer, WORTH_PART};
+use crate::client::Fault;
 use crate::client::exchange::{Answer, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::client::map::Map;
 use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::client::repair::{REPAIRS_MAX, Step};
-use crate::client::{Client, Fault};
 use crate::crypto::KEY_SIZE;
 use crate::units::{Class, PageNo, SlabNo, Time, Version};
 use crate::wire::copy::{CopyOrder, ORDER_SIZE, Progress, RATE_MIN};
 use crate::wire::message::{Op as Wire, Status, VERSIONS_MAX};
 
-impl Client {
+impl Redundancy {
     /// Does what comes next, if that is not an answer.
     pub(in crate::client) fn advance_transfer(
         &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
         now: Time,
         (space, slab): (SpaceIndex, SlabNo),
         transfer: Transfer,
     ) {
         match transfer {
             Transfer::Wanted => {
-                let source = self.pool.source_of(space, slab);
-                match source.filter(|source| self.pool.admit(space, slab, Some(*source))) {
-                    Some(source) => {
-                        self.pool.map.set_step(space, slab, Step::Transferring(Transfer::Admitting { source }))
-                    }
-                    None => self.pool.map.copy_the_rest(space, slab),
+                let source = pool.source_of(space, slab);
+                match source.filter(|source| pool.admit(space, slab, Some(*source))) {
+                    Some(source) => pool.map.set_step(space, slab, Step::Transferring(Transfer::Admitting { source })),
+                    None => pool.map.copy_the_rest(space, slab),
                 }
             }
-            Transfer::Running { source, .. } if !self.pool.can_give(space, slab, source) => {
-                self.end_transfer(space, slab, source);
+            Transfer::Running { source, .. } if !pool.can_give(space, slab, source) => {
+                self.end_transfer(pool, pages, parity, space, slab, source);
             }
-            Transfer::Running { source, ask_at: Some(at) } if at <= now && self.pool.order(space, slab, source) => {
-                self.pool.map.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: None }));
+            Transfer::Running { source, ask_at: Some(at) } if at <= now && pool.order(space, slab, source) => {
+                pool.map.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: None }));
             }
             _ => {}
         }
     }
 
-    fn end_transfer(&mut self, space: SpaceIndex, slab: SlabNo, source: PeerIndex) {
-        self.pool.cancel_order(space, slab);
-        if self.pool.admit(space, slab, None) {
-            self.pool.map.set_step(space, slab, Step::Transferring(Transfer::Ending { source }));
+    fn end_transfer(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+        source: PeerIndex,
+    ) {
+        pool.cancel_order(space, slab);
+        if pool.admit(space, slab, None) {
+            pool.map.set_step(space, slab, Step::Transferring(Transfer::Ending { source }));
         } else {
-            self.abort_repair(space, slab);
+            self.abort_repair(pool, pages, parity, space, slab);
         }
     }
 
     /// The target said whether it does as it was told.
-    pub(in crate::client) fn admit_answered(&mut self, now: Time, (space, slab): (SpaceIndex, SlabNo), status: Status) {
-        match (self.pool.map.transfer_of(space, slab), status) {
+    pub(in crate::client) fn admit_answered(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        now: Time,
+        (space, slab): (SpaceIndex, SlabNo),
+        status: Status,
+    ) {
+        match (pool.map.transfer_of(space, slab), status) {
             (Some(Transfer::Admitting { source }), Status::Ok) => {
-                self.pool.map.set_step(
-                    space,
-                    slab,
-                    Step::Transferring(Transfer::Running { source, ask_at: Some(now) }),
-                );
-                self.pool.map.mark(space, slab);
+                pool.map.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(now) }));
+                pool.map.mark(space, slab);
             }
             // It has no room for one more, or another idea of the slab, which its first write will show.
-            (Some(Transfer::Admitting { .. }), _) => self.pool.map.copy_the_rest(space, slab),
+            (Some(Transfer::Admitting { .. }), _) => pool.map.copy_the_rest(space, slab),
             (Some(Transfer::Ending { source }), Status::Ok) => {
-                if let Some(repair) = &mut self.pool.map.spaces[space].slabs[slab].repair {
+                if let Some(repair) = &mut pool.map.spaces[space].slabs[slab].repair {
                     repair.cursor = 0;
                     repair.step = Step::Transferring(Transfer::Listing { source });
                 }
-                self.ask_what_it_has(space, slab);
+                self.ask_what_it_has(pool, pages, parity, space, slab);
             }
-            (Some(Transfer::Ending { .. }), _) => self.abort_repair(space, slab),
+            (Some(Transfer::Ending { .. }), _) => self.abort_repair(pool, pages, parity, space, slab),
             _ => {}
         }
     }
@@ -79,71 +93,84 @@ impl Client {
     /// The source said how far it is.
     pub(in crate::client) fn order_answered(
         &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
         now: Time,
         (space, slab): (SpaceIndex, SlabNo),
         (status, progress): (Status, Version),
     ) {
-        let Some(Transfer::Running { source, .. }) = self.pool.map.transfer_of(space, slab) else { return };
+        let Some(Transfer::Running { source, .. }) = pool.map.transfer_of(space, slab) else { return };
         if status != Status::Ok || progress.bits() != Progress::Running as u64 {
-            return self.end_transfer(space, slab, source);
+            return self.end_transfer(pool, pages, parity, space, slab, source);
         }
         let at = now + PROGRESS_EVERY;
-        self.pool.map.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(at) }));
-        self.pool.map.mark_at(at, space, slab);
+        pool.map.set_step(space, slab, Step::Transferring(Transfer::Running { source, ask_at: Some(at) }));
+        pool.map.mark_at(at, space, slab);
     }
 
-    fn ask_what_it_has(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let Some(repair) = &self.pool.map.spaces[space].slabs[slab].repair else { return };
-        let page = self.pool.map.size.page(slab, repair.cursor);
+    fn ask_what_it_has(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        let Some(repair) = &pool.map.spaces[space].slabs[slab].repair else { return };
+        let page = pool.map.size.page(slab, repair.cursor);
         let (role, peer, version) = (Role::Listed, repair.peer, Version::NEVER);
-        if !self.pool.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version }) {
-            self.abort_repair(space, slab);
+        if !pool.ask(Request { role, peer, op: Wire::Versions, class: Class::Demand, space, page, version }) {
+            self.abort_repair(pool, pages, parity, space, slab);
         }
     }
 
     /// The target said what it has of some pages.
     pub(in crate::client) fn listed_answered(
         &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
         space: SpaceIndex,
         page: PageNo,
         Answer { status, version: grant, payload }: Answer<'_>,
     ) {
-        let (Some(slab), size) = (self.pool.map.slab_of(page), self.pool.map.size) else { return };
-        let Some(Transfer::Listing { source }) = self.pool.map.transfer_of(space, slab) else { return };
+        let (Some(slab), size) = (pool.map.slab_of(page), pool.map.size) else { return };
+        let Some(Transfer::Listing { source }) = pool.map.transfer_of(space, slab) else { return };
         let first = size.index(page);
         let due = VERSIONS_MAX.min(size.pages() - first);
         let about_it = |repair: &crate::client::repair::Repair| repair.grant == grant && repair.cursor == first;
-        let right = self.pool.map.spaces[space].slabs[slab].repair.as_ref().is_some_and(about_it);
+        let right = pool.map.spaces[space].slabs[slab].repair.as_ref().is_some_and(about_it);
         if status != Status::Ok || !right || payload.len() != due * 8 {
-            return self.abort_repair(space, slab);
+            return self.abort_repair(pool, pages, parity, space, slab);
         }
         for (index, word) in (first..).zip(payload.chunks_exact(8)) {
             let mut bits = [0; 8];
             bits.copy_from_slice(word);
             let version = Version::from_bits(u64::from_le_bytes(bits));
-            if !self.pages.was_issued(&self.pool, space, slab, index, version) {
+            if !pages.was_issued(pool, space, slab, index, version) {
                 // A server that was let in stored what nobody wrote, and it may be one that keeps what was written out.
-                self.pool.sessions.peers[source].distrust();
-                self.pool.stats.transfers_refused += 1;
-                return self.abort_repair(space, slab);
+                pool.sessions.peers[source].distrust();
+                pool.stats.transfers_refused += 1;
+                return self.abort_repair(pool, pages, parity, space, slab);
             }
-            let version = if self.pool.has(Fault::TrustsSources) {
-                self.pool.map.spaces[space].slabs[slab].version(index)
+            let version = if pool.has(Fault::TrustsSources) {
+                pool.map.spaces[space].slabs[slab].version(index)
             } else {
                 version
             };
-            if let Some(repair) = &mut self.pool.map.spaces[space].slabs[slab].repair {
+            if let Some(repair) = &mut pool.map.spaces[space].slabs[slab].repair {
                 repair.list[index] = repair.list[index].max(version);
             }
         }
-        let Some(repair) = &mut self.pool.map.spaces[space].slabs[slab].repair else { return };
+        let Some(repair) = &mut pool.map.spaces[space].slabs[slab].repair else { return };
         repair.cursor = first + due;
         if repair.cursor < size.pages() {
-            return self.ask_what_it_has(space, slab);
+            return self.ask_what_it_has(pool, pages, parity, space, slab);
         }
         repair.cursor = 0;
-        self.pool.stats.slabs_transferred += 1;
-        self.pool.map.copy_the_rest(space, slab);
+        pool.stats.slabs_transferred += 1;
+        pool.map.copy_the_rest(space, slab);
     }
 }
 
