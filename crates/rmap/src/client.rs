@@ -14,19 +14,19 @@
 //!
 //! # Who owns what
 //!
-//! Each part has its state in private fields and a few methods. What has work of its own is polled: it reads the others
-//! (`context`), changes itself, and returns what is to be done. `Client` passes that on; files named `apply.rs` do so.
+//! `Client` is made of four parts, and coordinates them: it takes datagrams, timers and calls in, hands each to the part that it is
+//! for, and keeps the order in which things happen. A method of a part says in its arguments which other parts it reads or changes.
 //!
-//! | part | state |
+//! | part | what it owns |
 //! |---|---|
-//! | `agenda` | slabs that are to be looked at |
-//! | `questions` | questions to the control plane |
-//! | `leftovers`, `ledger` | what earlier owners left; versions of pages that depend on parity |
-//! | `redundancy` | copies in the making, looks at all pages, slabs without content, room that servers keep |
-//! | `parity` | pages that are put together from others; groups that get parity or lose it |
-//! | `exchange`, `ops`, `tables`, `queued`, `confirm` | requests; callers' operations; tables of versions; waiting reads; confirmations |
-//! | `peers`, `returns` | servers and their sessions; slabs that go back to them |
-//! | `spaces` | spaces and their slabs: `Client` itself |
+//! | [`Pool`] | settings, time, chance, counters; `sessions`: servers, and requests to them; `map`: spaces, their slabs, questions to the control plane |
+//! | [`Pages`] | callers' operations, reads that wait for silent servers, confirmations |
+//! | [`Redundancy`] | copies in the making, scrub, slabs without content, room that servers keep |
+//! | [`Parity`] | pages that are put together from others, groups that get parity or lose it, the ledger |
+//!
+//! Parts below do not know those above: `sessions` and `map` know nothing of each other, `Pool` knows both, and the other three
+//! stand on it. What is a part of these has its state in private fields (`ops.rs`, `peers.rs`, `copies.rs`). What has work of its own
+//! is polled with a `Context`, changes itself, and returns what is to be done.
 //!
 //! # When something fails
 //!
@@ -39,6 +39,7 @@
 
 mod agenda;
 mod attach;
+mod changes;
 mod check;
 mod config;
 mod confirm;
@@ -72,6 +73,7 @@ mod scrub;
 mod sealed;
 mod servers;
 mod sessions;
+mod settings;
 mod slab;
 mod stats;
 mod tables;
@@ -79,19 +81,20 @@ mod timers;
 mod transfer;
 mod transmit;
 mod trims;
-mod unanswered;
 mod unmapped;
 mod vacate;
 mod view;
 
-use std::time::Duration;
-
+use crate::client::index::SpaceIndex;
+use crate::client::ops::Kind;
+use crate::client::pages::Pages;
+use crate::client::parity::Parity;
+use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::control::{ControlReply, ControlRequest, QuestionId};
 use crate::crypto::Entropy;
 use crate::crypto::entropy::SharedEntropy;
 use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, Time, content_of};
-use pages::Pages;
-use pool::Pool;
 
 pub use config::{ClientConfig, Fault};
 pub use exchange::WINDOW_MAX;
@@ -111,9 +114,6 @@ pub use stats::ClientStats;
 pub use tables::{SPARES_MAX, SpareTable};
 pub use vacate::GIVE_BACK_AFTER;
 pub use view::PageRun;
-
-use parity::Parity;
-use redundancy::Redundancy;
 
 /// A client of a pool, with all the spaces that it has attached.
 #[derive(Debug)]
@@ -224,6 +224,65 @@ impl Client {
         self.begin_write(now, space.0, page, class, None::<fn(&mut Page)>, token)
     }
 
+    fn begin_read(
+        &mut self,
+        now: Time,
+        space: SpaceIndex,
+        page: PageNo,
+        class: Class,
+        token: Token,
+    ) -> Result<(), Refused> {
+        if page.0 >= self.pool.map.spaces[space].pages {
+            return Err(Refused::BeyondEnd);
+        }
+        if !self.pages.begin_again(&mut self.pool, &mut self.parity, space, page, class, (token, now)) {
+            return Err(Refused::Busy);
+        }
+        self.pool.stats.reads += 1;
+        self.settle(now);
+        Ok(())
+    }
+
+    fn begin_write(
+        &mut self,
+        now: Time,
+        space: SpaceIndex,
+        page: PageNo,
+        class: Class,
+        content: Option<impl FnOnce(&mut Page)>,
+        token: Token,
+    ) -> Result<(), Refused> {
+        if page.0 >= self.pool.map.spaces[space].pages {
+            return Err(Refused::BeyondEnd);
+        }
+        if self.pool.map.spaces[space].tenure != Tenure::Owner {
+            return Err(Refused::ReadOnly);
+        }
+        if !self.pages.ops.has_room_for_write() {
+            return Err(Refused::Busy);
+        }
+        let version = self.pool.map.spaces[space].next_version(content.is_none()).ok_or(Refused::VersionsUsedUp)?;
+        let kind = Kind::Write { trim: content.is_none() };
+        let op = self.pages.ops.begin(kind, space, page, class, (token, now)).ok_or(Refused::Busy)?;
+        self.pool.stats.writes += 1;
+        self.pool.now = now;
+        match content {
+            Some(content) => self.pages.store_write(&mut self.pool, op, version, content),
+            None => self.pages.ops.get(op).version = version,
+        }
+        self.pages.try_write(&mut self.pool, &mut self.redundancy, &mut self.parity, op);
+        self.settle(now);
+        Ok(())
+    }
+
+    /// Asks whether this client still owns a space, at some moment from now on. The answer is an [`crate::client::Event::Written`].
+    ///
+    /// # Errors
+    /// Nothing was asked: too many wait for an answer, or the space is only read here.
+    pub fn confirm(&mut self, now: Time, space: SpaceRef, token: Token) -> Result<(), Refused> {
+        self.pages.confirm(&mut self.pool, now, space.0, token)
+    }
+
     /// The next result. A page that was read is put into `page`.
     pub fn poll_event(&mut self, page: &mut Page) -> Option<Event> {
         self.pages.next_event(&mut self.pool, &mut self.parity, |found| match found {
@@ -242,7 +301,7 @@ impl Client {
 
     /// Whether [`Client::poll_event`] has a result. Timeouts and answers of the control plane make some, too.
     pub fn has_event(&self) -> bool {
-        self.pages.ops.has_done() || self.pages.confirms.has_done()
+        self.pages.has_done()
     }
 
     /// A question for the control plane, to be answered by [`Client::on_control`]. Asked again if no answer comes.
@@ -268,30 +327,6 @@ impl Client {
 
     pub fn stats(&self) -> &ClientStats {
         &self.pool.stats
-    }
-
-    /// Replaces [`ClientConfig::scrub_pass`] from now on.
-    pub fn set_scrub_pass(&mut self, pass: Option<Duration>) {
-        self.pool.config.scrub_pass = pass;
-    }
-
-    /// Replaces [`ClientConfig::keep_after`] from now on.
-    pub fn set_keep_after(&mut self, keep_after: Duration) {
-        self.pool.config.keep_after = keep_after;
-    }
-
-    /// Asks every server how it is. What they say is in [`Client::servers`] as it comes; what gets lost is not asked
-    /// for again.
-    pub fn ask_reports(&mut self) {
-        self.pool.sessions.peers.indices().for_each(|peer| self.pool.sessions.peers[peer].ask_report());
-    }
-
-    /// Asks a server to be drained, or not to be. Its answer is in [`Client::servers`]; a request that gets lost is not
-    /// made again.
-    pub fn ask_drain(&mut self, server: crate::units::ServerId, drain: Drain) {
-        if let Some(peer) = self.pool.sessions.peers.of(server) {
-            self.pool.sessions.peers[peer].ask_drain(drain);
-        }
     }
 }
 

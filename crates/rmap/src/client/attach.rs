@@ -1,11 +1,9 @@
 //! Opens spaces: as their owner, or as one of their readers.
 
-use super::outcome::COPIES_MAX;
-use super::sealed::Tenure;
-use super::servers::SERVERS_MAX;
-use super::slab::{SPACE_SLABS_MAX, Space};
-use super::{Client, ClientError, SPACES_MAX, SpaceRef, SpaceSpec};
-use crate::client::pool::Pool;
+use crate::client::outcome::COPIES_MAX;
+use crate::client::sealed::Tenure;
+use crate::client::slab::{SPACE_SLABS_MAX, Space};
+use crate::client::{Client, ClientError, SPACES_MAX, SpaceRef, SpaceSpec};
 use crate::control::{MapEntry, Today};
 use crate::crypto::SpaceKey;
 use crate::units::{Generation, SlabNo};
@@ -72,7 +70,7 @@ impl Client {
         }
         let key = SpaceKey::new(&spec.key, spec.id);
         let opened = Space::new(spec, key, (generation, self.pool.new_owner()), tenure, self.pool.map.size, map);
-        self.parity.cold.open(if tenure == Tenure::Owner { opened.layout.groups } else { 0 });
+        self.parity.open(if tenure == Tenure::Owner { opened.layout.groups } else { 0 });
         let space = self.pool.map.spaces.push(opened);
         if tenure == Tenure::Follower {
             self.pool.map.begin_follow(space, map);
@@ -80,7 +78,7 @@ impl Client {
         self.pool.expect_parity(space);
         self.make_room();
         if spec.reserve > 0 && tenure == Tenure::Owner {
-            self.redundancy.reservations.add(space, spec.reserve, spec.copies);
+            self.redundancy.reserve(space, spec.reserve, spec.copies);
         }
         for slab in self.pool.map.spaces[space].slabs.indices() {
             self.pool.map.mark(space, slab);
@@ -89,21 +87,9 @@ impl Client {
         Ok(SpaceRef(space))
     }
 
-    /// Room for all that may be under way about slabs: for each of them a question, a look at it now and one later, and its
-    /// turn to be copied. When a server dies, all that it had are looked at together.
-    pub(super) fn make_room(&mut self) {
-        let slabs = self.pool.map.spaces.iter().map(|space| space.slabs.len() + 1).sum::<usize>();
-        self.pool.map.questions.make_room(slabs);
-        self.pool.map.agenda.make_room(slabs);
+    /// Room for all that may be under way about slabs, and for each of them a turn to be copied.
+    pub(in crate::client) fn make_room(&mut self) {
+        let slabs = self.pool.map.make_room();
         self.redundancy.make_room(slabs);
-        let looks = self.pool.map.spaces.len() * SERVERS_MAX;
-        self.pool.map.leftovers.make_room(looks);
-    }
-}
-
-impl Pool {
-    /// A new random name for this owner, never zero ([`Space::owner`]).
-    pub(super) fn new_owner(&self) -> u64 {
-        self.entropy.next_u64().max(1)
     }
 }

@@ -6,18 +6,16 @@
 //! So each server is asked, slab by slab, and says the grant of what it has. Where there is no parity, this is done by listing
 //! its versions again.
 
-use super::Client;
-use super::exchange::{Request, Role};
-use super::sealed::Tenure;
-use super::slab::Phase;
+use crate::client::Client;
 use crate::client::index::{PeerIndex, SpaceIndex};
-use crate::client::pool::Pool;
-use crate::units::{Class, SlabNo, Version};
-use crate::wire::message::{Op, Status};
+use crate::client::sealed::Tenure;
+use crate::client::slab::{Phase, Space};
+use crate::units::{SlabNo, Version};
+use crate::wire::message::Status;
 
 impl Client {
     /// A server said which grant it has of a slab.
-    pub(super) fn check_answered(
+    pub(in crate::client) fn check_answered(
         &mut self,
         space: SpaceIndex,
         slab: SlabNo,
@@ -38,7 +36,7 @@ impl Client {
     }
 
     /// A server has begun a new life. `true` where it is asked what it has of a slab now.
-    pub(super) fn check_again(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
+    fn check_again(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
         let (tenure, state) = (self.pool.map.spaces[space].tenure, &self.pool.map.spaces[space].slabs[slab]);
         let is_copy = self.pool.sessions.peers_of(&state.entry).has(peer) && !state.failed.has(peer);
         let changes = state.pending.is_some() || state.repair.is_some() || self.redundancy.copies.any_of(space, slab);
@@ -59,19 +57,25 @@ impl Client {
         }
         false
     }
-}
 
-impl Pool {
-    /// Asks for a copy that nothing is known of yet.
-    pub(super) fn check_copy(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) {
-        let state = &self.map.spaces[space].slabs[slab];
-        let is_known = state.checked.has(peer) || state.checking.has(peer) || state.failed.has(peer);
-        if is_known || !self.sessions.peers[peer].is_up() {
-            return;
-        }
-        let (role, op, class, page) = (Role::Check, Op::Versions, Class::Demand, self.map.first_page(slab));
-        if self.ask(Request { role, peer, op, class, space, page, version: Version::NEVER }) {
-            self.map.spaces[space].slabs[slab].checking.insert(peer);
+    /// Whatever a server had is gone.
+    pub(in crate::client) fn content_lost(&mut self, peer: PeerIndex) {
+        self.pool.map.leftovers.forget(|_, of| of == peer);
+        for space in self.pool.map.spaces.indices() {
+            let state = &mut self.pool.map.spaces[space];
+            let Space { fenced_at, fencing, unknown_at, notified_again, looked_at, disbelieved, .. } = state;
+            let known = [fenced_at, fencing, unknown_at, notified_again, looked_at, disbelieved];
+            known.into_iter().for_each(|set| set.remove(peer));
+            [&mut state.accused, &mut state.refusing].into_iter().for_each(|set| set.remove(peer));
+            if self.pool.map.is_followed(space) {
+                // The grant says which life of a slab is meant, and the map may be of the server's new one.
+                continue;
+            }
+            for slab in self.pool.map.spaces[space].slabs.indices() {
+                if !self.check_again(space, slab, peer) {
+                    self.redundancy.copy_lost(&mut self.pool, &mut self.pages, &mut self.parity, space, slab, peer);
+                }
+            }
         }
     }
 }

@@ -11,16 +11,9 @@
 //! The first life under an owner has no epoch. Writes of earlier owners are refused by their generation, at each server that has
 //! granted this owner anything.
 
-use super::Client;
-use super::SpaceRef;
-use super::ops::Stage;
-use super::sealed::Tenure;
-use super::slab::Phase;
-use crate::client::index::SpaceIndex;
-use crate::client::pages::Pages;
-use crate::client::parity::Parity;
-use crate::client::pool::Pool;
-use crate::client::redundancy::Redundancy;
+use crate::client::sealed::Tenure;
+use crate::client::slab::Phase;
+use crate::client::{Client, SpaceRef};
 use crate::control::MapEntry;
 use crate::units::{SlabNo, Time};
 
@@ -55,45 +48,9 @@ impl Client {
             }
         }
         if left == 0 {
-            self.redundancy.reservations.end(space.0);
+            self.redundancy.unreserve(space.0);
         }
         self.settle(now);
         left
-    }
-}
-
-impl Redundancy {
-    pub(super) fn begin_discard(
-        &mut self,
-        pool: &mut Pool,
-        pages: &mut Pages,
-        parity: &mut Parity,
-        space: SpaceIndex,
-        slab: SlabNo,
-    ) -> bool {
-        let size = pool.map.size;
-        let Some(state) = pool.map.spaces[space].slabs.get(slab) else { return false };
-        let owned = pool.map.spaces[space].tenure == Tenure::Owner && !pool.map.spaces[space].is_taken;
-        if !matches!(state.phase, Phase::Open) || state.pending.is_some() || !owned {
-            return false;
-        }
-        let begun = |stage| matches!(stage, Stage::Waiting | Stage::Active);
-        let busy = pages.ops.any(|op| begun(op.stage) && op.space == space && size.slab(op.page) == Some(slab));
-        if busy || pages.read_queue.any_of(space, slab, size) || self.copies.any_of(space, slab) {
-            return false;
-        }
-        if pool.map.is_in_frozen(space, slab) {
-            parity.dissolve_for(pool, space, slab);
-            return false;
-        }
-        parity.note_change(pool, pages, self, space, slab);
-        // Now, and not when the map has changed: what is written from now on waits for the next life.
-        let Some(epoch) = pool.map.spaces[space].next_version(false) else { return false };
-        self.abort_repair(pool, pages, parity, space, slab);
-        let state = &mut pool.map.spaces[space].slabs[slab];
-        (state.phase, state.epoch) = (Phase::Leaving, epoch);
-        state.doubt = None;
-        pool.map.propose(space, slab, MapEntry::empty());
-        true
     }
 }

@@ -14,25 +14,11 @@
 //! if the map says so, too. If the map does not, the server *refuses*: the other copies are asked, and this server again after a
 //! while. It loses no copy for that, because honest servers say so, too, if a control plane was restored from a backup.
 
-use std::time::Duration;
-
-use super::Client;
-use super::exchange::{EXCHANGES_MAX, Exchange, Request, Role};
-use super::ops::{Kind, Operation, Stage};
-use super::peer::PeerSet;
-use super::sealed::{Tenure, Watch};
-use super::slab::{Phase, Space};
-use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
-use crate::client::map::Map;
-use crate::client::pages::Pages;
-use crate::client::parity::Parity;
-use crate::client::pool::Pool;
-use crate::client::redundancy::Redundancy;
-use crate::units::{Class, PageNo, SlabNo, Time, Version};
-use crate::wire::message::{Op as Wire, Status};
-
-/// A server that refuses is asked again after so long. No honest one refuses for good.
-const REFUSED_FOR: Duration = Duration::from_secs(5);
+use crate::client::Client;
+use crate::client::exchange::{EXCHANGES_MAX, Exchange, Role};
+use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::sealed::{Tenure, Watch};
+use crate::wire::message::Status;
 
 impl Role {
     /// What a reader asks of a copy that a server is thought to have.
@@ -42,7 +28,7 @@ impl Role {
 }
 
 impl Client {
-    pub(super) fn fence_answered(&mut self, space: SpaceIndex, peer: PeerIndex, status: Status) {
+    pub(in crate::client) fn fence_answered(&mut self, space: SpaceIndex, peer: PeerIndex, status: Status) {
         let state = &mut self.pool.map.spaces[space];
         state.fencing.remove(peer);
         let was_asked = state.unknown_at.has(peer);
@@ -52,27 +38,18 @@ impl Client {
             self.redundancy.was_not_let_in(&mut self.pool, &mut self.parity, space, peer);
         }
         self.pool.map.spaces[space].unknown_at.remove(peer);
-        self.redundancy.reservations.poll_soon(space);
+        self.redundancy.owner_was_told(space);
         self.pool.map.mark_all_of(space);
         if was_asked && status == Status::Ok {
             self.pages.ask_again(&mut self.pool, &mut self.parity, space);
         } else if was_asked {
-            self.has_nothing(space, peer);
-        }
-    }
-
-    /// So it has no copy of its slabs either.
-    fn has_nothing(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        for slab in self.pool.map.spaces[space].slabs.indices() {
-            if self.pool.sessions.peers_of(&self.pool.map.spaces[space].slabs[slab].entry).has(peer) {
-                self.redundancy.copy_lost(&mut self.pool, &mut self.pages, &mut self.parity, space, slab, peer);
-            }
+            self.redundancy.has_nothing(&mut self.pool, &mut self.pages, &mut self.parity, space, peer);
         }
     }
 
     /// A server that was asked for something of a copy does not know this reader. `true`: it will be told, and asked again. `false`: it
     /// was told for that already, or by an owner or keeper.
-    pub(super) fn is_to_be_notified(&mut self, exchange: &Exchange) -> bool {
+    pub(in crate::client) fn is_to_be_notified(&mut self, exchange: &Exchange) -> bool {
         let Exchange { role, space, peer, .. } = *exchange;
         let state = &mut self.pool.map.spaces[space];
         let is_reader = state.tenure == Tenure::Reader;
@@ -83,33 +60,21 @@ impl Client {
         state.notified_again.insert(peer);
         state.unknown_at.insert(peer);
         state.fenced_at.remove(peer);
-        self.is_not_asked(exchange);
+        self.redundancy.is_not_asked(&mut self.pool, &mut self.pages, &mut self.parity, exchange);
         // What else is under way there would be answered so, too, and may be so after it was told.
         for slot in 0..EXCHANGES_MAX {
             let ours = |e: &Exchange| e.space == space && e.peer == peer && e.role.is_about_copy();
             if let Some(other) = self.pool.sessions.exchanges.at(slot).filter(ours) {
                 self.pool.sessions.end_exchange(other.id);
-                self.is_not_asked(&other);
+                self.redundancy.is_not_asked(&mut self.pool, &mut self.pages, &mut self.parity, &other);
             }
         }
         self.pool.fence(space, peer);
         true
     }
 
-    /// As if a server had never been asked.
-    fn is_not_asked(&mut self, exchange: &Exchange) {
-        let Exchange { role, space, peer, page, .. } = *exchange;
-        if let Role::Read { op } = role {
-            self.pages.ops.get(op).sent.remove(peer);
-        }
-        self.redundancy.was_cancelled(&mut self.pool, &mut self.pages, &mut self.parity, exchange);
-        if let Some(slab) = self.pool.map.slab_of(page).filter(|_| role == Role::Versions) {
-            self.pool.map.list_again(space, slab, peer);
-        }
-    }
-
     /// A server says that another client has a newer generation of the space. Of a sealed one the map tells whether that is so.
-    pub(super) fn says_newer(&mut self, space: SpaceIndex, peer: PeerIndex) {
+    pub(in crate::client) fn says_newer(&mut self, space: SpaceIndex, peer: PeerIndex) {
         let state = &mut self.pool.map.spaces[space];
         if matches!(state.tenure, Tenure::Reader | Tenure::Keeper) {
             state.accused.insert(peer);
@@ -117,113 +82,5 @@ impl Client {
             state.watch.iter_mut().for_each(Watch::looks_again);
         }
         self.space_taken(space);
-    }
-}
-
-impl Redundancy {
-    /// A server has no room for one more space, or says that this one has a newer owner and is not believed.
-    fn was_not_let_in(&mut self, pool: &mut Pool, parity: &mut Parity, space: SpaceIndex, peer: PeerIndex) {
-        let mut was_wanted = false;
-        pool.map.spaces[space].looked_at.insert(peer);
-        self.reservations.keeps_nothing(space, peer);
-        pool.sessions.returns[peer].forget(space);
-        for slab in pool.map.spaces[space].slabs.indices() {
-            let state = &mut pool.map.spaces[space].slabs[slab];
-            if let Phase::Granting(candidates) = &mut state.phase {
-                was_wanted |= candidates.asked.iter().any(|candidate| candidate.peer == peer);
-                candidates.refuse(|candidate| candidate.peer == peer);
-            }
-            if self.end_repair_at(pool, space, slab, peer).is_some() {
-                was_wanted = true;
-                parity.has_refused(pool, space, slab, peer);
-            }
-        }
-        if was_wanted {
-            pool.sessions.peers[peer].found_full();
-        }
-    }
-}
-
-impl Pages {
-    /// Those who refused are asked again when it is time.
-    pub(super) fn end_refusal(&mut self, pool: &mut Pool, parity: &mut Parity, now: Time, space: SpaceIndex) {
-        let state = &mut pool.map.spaces[space];
-        if !state.refusing.is_empty() && now >= state.refused_until {
-            state.refusing = PeerSet::default();
-            pool.map.mark_all_of(space);
-            self.ask_again(pool, parity, space);
-        }
-    }
-
-    /// A page has no copy that may be asked, but for those whose servers refuse. `true` if it has waited for them for long enough.
-    pub(super) fn is_refused(&self, pool: &Pool, op: OpIndex, slab: SlabNo) -> bool {
-        let Operation { space, since, .. } = *self.ops.peek(op);
-        let copies = pool.sound_copies(space, slab);
-        let all_refuse = !copies.is_empty() && copies.is_subset_of(pool.map.spaces[space].refusing);
-        all_refuse && pool.config.error_after.is_some_and(|error_after| pool.now.since(since) >= error_after)
-    }
-
-    /// Servers may be asked that could not be until now: reads that wait for that go on.
-    pub(super) fn ask_again(&mut self, pool: &mut Pool, parity: &mut Parity, space: SpaceIndex) {
-        let reads = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.space == space;
-        for op in self.ops.select(reads) {
-            if !self.is_answer_coming(pool, parity, op) {
-                self.ask_for_page(pool, parity, op);
-            }
-        }
-    }
-}
-
-impl Pool {
-    /// Makes sure that a server knows this owner. `true` if it does. One that does not answer is told when it does.
-    pub(super) fn fence(&mut self, space: SpaceIndex, peer: PeerIndex) -> bool {
-        let state = &mut self.map.spaces[space];
-        if state.fenced_at.has(peer) {
-            return true;
-        }
-        if !state.fencing.has(peer) && !state.refusing.has(peer) && self.sessions.peers[peer].is_up() {
-            let owner = if state.tenure.changes_map() { state.owner } else { 0 };
-            let (page, version) = (PageNo(0), Version::from_bits(owner));
-            let role = Role::Fence;
-            let request = Request { role, peer, op: Wire::Fence, class: Class::Demand, space, page, version };
-            if self.ask(request) {
-                self.map.spaces[space].fencing.insert(peer);
-            }
-        }
-        false
-    }
-
-    /// A server knows this owner from now on. Until then one before it might have been lent something there.
-    fn was_let_in(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        self.map.spaces[space].fenced_at.insert(peer);
-        self.map.spaces[space].disbelieved.remove(peer);
-        self.map.leftovers.forget(|of, at| (of, at) == (space, peer));
-        self.look_for_leftovers_again(space, peer);
-    }
-
-    /// Servers that said not to know this reader, and could not be told at once.
-    pub(super) fn notify_who_asked(&mut self, space: SpaceIndex) {
-        for peer in self.map.spaces[space].unknown_at.iter() {
-            self.fence(space, peer);
-        }
-    }
-
-    /// Copies that may be asked for a page, whether their servers answer or not.
-    pub(super) fn copies_to_read(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        let Space { unknown_at, refusing, .. } = &self.map.spaces[space];
-        self.sound_copies(space, slab).minus(*unknown_at).minus(*refusing)
-    }
-}
-
-impl Map {
-    /// The map knows of no newer generation than those have heard of who said so.
-    pub(super) fn refuse_accused(&mut self, now: Time, space: SpaceIndex) {
-        let state = &mut self.spaces[space];
-        let accused = std::mem::take(&mut state.accused);
-        if !accused.is_empty() {
-            state.refusing = state.refusing.union(accused);
-            state.refused_until = now + REFUSED_FOR;
-            self.mark_at(now + REFUSED_FOR, space, SlabNo(0));
-        }
     }
 }

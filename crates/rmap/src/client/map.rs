@@ -5,24 +5,31 @@
 //! watched. It knows no session. An entry of the map changes only when the control plane has confirmed it; until then the
 //! change is the slab's pending one, and the slab asks for no other.
 
-use super::agenda::Agenda;
-use super::leftovers::Leftovers;
-use super::questions::Questions;
-use super::slab::Space;
-use super::tables::Tables;
+mod change;
+mod copies;
+mod follow;
+mod groups;
+mod ledger;
+
+use crate::client::agenda::Agenda;
 use crate::client::index::{List, SpaceIndex};
-use crate::units::{PageNo, SlabNo, SlabSize};
+use crate::client::leftovers::Leftovers;
+use crate::client::questions::Questions;
+use crate::client::servers::SERVERS_MAX;
+use crate::client::slab::{Phase, Space};
+use crate::client::tables::Tables;
+use crate::units::{PageNo, SlabNo, SlabSize, Time};
 
 #[derive(Debug)]
 pub struct Map {
     pub size: SlabSize,
     pub spaces: List<SpaceIndex, Space>,
     pub tables: Tables,
-    pub agenda: Agenda,
+    agenda: Agenda,
     pub questions: Questions,
     pub leftovers: Leftovers,
     /// Sealed spaces that are not as they should be.
-    pub watched: Vec<SpaceIndex>,
+    watched: Vec<SpaceIndex>,
 }
 
 impl Map {
@@ -38,7 +45,109 @@ impl Map {
         }
     }
 
+    /// Room for all that may be under way about slabs: for each of them a question, and a look at it now and one later. How many slabs
+    /// these are. When a server dies, all that it had are looked at together.
+    pub fn make_room(&mut self) -> usize {
+        let slabs = self.spaces.iter().map(|space| space.slabs.len() + 1).sum::<usize>();
+        self.questions.make_room(slabs);
+        self.agenda.make_room(slabs);
+        self.leftovers.make_room(self.spaces.len() * SERVERS_MAX);
+        slabs
+    }
+
+    /// When a question is to be asked, a slab or a map to be looked at, or reads to be tried again.
+    pub fn due(&self) -> Option<Time> {
+        let due = [self.questions.due(), self.agenda.timed_due(), self.watch_due(), self.follow_due()];
+        due.into_iter().flatten().min()
+    }
+
     pub fn slab_of(&self, page: PageNo) -> Option<SlabNo> {
         self.size.slab(page)
+    }
+
+    pub fn first_page(&self, slab: SlabNo) -> PageNo {
+        self.size.page(slab, 0)
+    }
+
+    /// Something happened to a slab.
+    pub fn mark(&mut self, space: SpaceIndex, slab: SlabNo) {
+        self.agenda.mark((space, slab), &mut self.spaces[space].slabs[slab].marks);
+    }
+
+    /// A slab is looked at when that time has come, whatever happens.
+    pub fn mark_at(&mut self, time: Time, space: SpaceIndex, slab: SlabNo) {
+        self.agenda.add_timed(time, (space, slab));
+    }
+
+    /// The next slab that something happened to.
+    pub fn next_due(&mut self) -> Option<(SpaceIndex, SlabNo)> {
+        self.agenda.next_due()
+    }
+
+    /// The next slab that waits for room to ask something. There is some now.
+    pub fn next_with_room(&mut self) -> Option<(SpaceIndex, SlabNo)> {
+        let (space, slab) = self.agenda.next_waiting()?;
+        self.spaces[space].slabs[slab].marks.has_room();
+        Some((space, slab))
+    }
+
+    /// A slab is looked at from now on.
+    pub fn begin_look(&mut self, space: SpaceIndex, slab: SlabNo) {
+        self.agenda.begin((space, slab), &mut self.spaces[space].slabs[slab].marks);
+    }
+
+    pub fn end_look(&mut self) {
+        self.agenda.end();
+    }
+
+    /// Slabs that are looked at later, whatever happens.
+    pub fn timed(&self) -> impl Iterator<Item = (SpaceIndex, SlabNo)> {
+        self.agenda.timed()
+    }
+
+    /// When the first of them is looked at.
+    #[cfg(test)]
+    pub fn timed_due(&self) -> Option<Time> {
+        self.agenda.timed_due()
+    }
+
+    /// Slabs are looked at whose time has come.
+    pub fn mark_timed(&mut self, now: Time) {
+        while let Some((space, slab)) = self.agenda.poll(now) {
+            self.mark(space, slab);
+        }
+    }
+
+    /// Slabs of a group depend on each other.
+    pub fn mark_group(&mut self, space: SpaceIndex, slab: SlabNo) {
+        let layout = self.spaces[space].layout;
+        for column in layout.group(slab).into_iter().flat_map(|group| layout.columns(group)) {
+            if self.spaces[space].slabs.get(column).is_some() {
+                self.mark(space, column);
+            }
+        }
+    }
+
+    /// Something changed that concerns slabs everywhere: a server came, or has room.
+    pub fn mark_all(&mut self) {
+        self.spaces.indices().for_each(|space| self.mark_all_of(space));
+    }
+
+    pub fn mark_all_of(&mut self, space: SpaceIndex) {
+        for slab in self.spaces[space].slabs.indices() {
+            if !matches!(self.spaces[space].slabs[slab].phase, Phase::Vacant) {
+                self.mark(space, slab);
+            }
+        }
+    }
+
+    /// What is asked about a page found no room: its slab waits for some, and so does the one that is being looked at.
+    pub fn wait_for_room(&mut self, space: SpaceIndex, slab: Option<SlabNo>) {
+        for (space, slab) in slab.map(|slab| (space, slab)).into_iter().chain(self.agenda.current()) {
+            // What an earlier owner left may be of no slab of today.
+            if let Some(state) = self.spaces[space].slabs.get_mut(slab) {
+                self.agenda.wait_for_room((space, slab), &mut state.marks);
+            }
+        }
     }
 }

@@ -5,11 +5,22 @@
 //! server is told who owns a space, copies of a slab are chosen by how their servers answer. It knows no operation and no copy in
 //! the making; those come as arguments, or are in the parts above it.
 
-use super::config::{ClientConfig, Fault};
-use super::exchange::{ExchangeId, Request};
-use super::map::Map;
-use super::sessions::Sessions;
-use super::stats::ClientStats;
+mod copies;
+mod groups;
+mod ledger;
+mod leftovers;
+mod opening;
+mod patience;
+mod readers;
+mod requests;
+mod silence;
+pub mod transfer;
+
+use crate::client::config::{ClientConfig, Fault};
+use crate::client::exchange::{ExchangeId, Request};
+use crate::client::map::Map;
+use crate::client::sessions::Sessions;
+use crate::client::stats::ClientStats;
 use crate::crypto::entropy::SharedEntropy;
 use crate::units::Time;
 
@@ -38,6 +49,11 @@ impl Pool {
 
     pub fn has(&self, fault: Fault) -> bool {
         self.config.fault == Some(fault)
+    }
+
+    /// A new random name for this owner, never zero ([`Space::owner`]).
+    pub fn new_owner(&self) -> u64 {
+        self.entropy.next_u64().max(1)
     }
 
     /// A request to one server; waits in its queue until it may be sent.

@@ -2,16 +2,11 @@
 
 use std::net::SocketAddr;
 
-use super::exchange::{Answer, Exchange, ExchangeId, Role};
-use super::ops::{self, Kind};
-use super::peer::{Accepted, LoadChange};
-use super::{Client, Fault};
-use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
-use crate::client::pages::Pages;
-use crate::client::parity::Parity;
-use crate::client::pool::Pool;
-use crate::client::redundancy::Redundancy;
-use crate::client::sessions::Sessions;
+use crate::client::exchange::{Answer, Exchange, ExchangeId, Role};
+use crate::client::index::{CopyIndex, PeerIndex, SpaceIndex};
+use crate::client::peer::{Accepted, LoadChange};
+use crate::client::pool::transfer::Outcome;
+use crate::client::{Client, Fault};
 use crate::reassembly::Identity;
 use crate::units::{SlabNo, Time, Version};
 use crate::wire::PROTOCOL_VERSION;
@@ -62,7 +57,7 @@ impl Client {
         let (message, fragment, part) = self.pool.sessions.peers[peer_idx].open(receiver, counter, datagram)?;
         let (status, change) = self.pool.sessions.peers[peer_idx].note_load(&message)?;
         if change != LoadChange::Same {
-            self.pool.sessions.load.changed(now);
+            self.pool.sessions.load_changed(now);
         }
         self.pool.look_at_load(now);
         if change == LoadChange::Eased {
@@ -76,7 +71,7 @@ impl Client {
     }
 
     /// A server gave a sign of life.
-    fn heard(&mut self, now: Time, peer_idx: PeerIndex) {
+    pub(in crate::client) fn heard(&mut self, now: Time, peer_idx: PeerIndex) {
         let heard = self.pool.sessions.peers.heard(now, peer_idx, &self.pool.sessions.exchanges);
         if heard.is_back || heard.is_certain {
             self.pool.map.mark_all();
@@ -160,8 +155,15 @@ impl Client {
         self.pool.sessions.exchanges.shrink_window(now, self.pool.sessions.peers[peer_idx].round_trip());
     }
 
+    /// Servers that copy a slab among themselves have come a step further, or cannot.
+    fn transfer_went_on(&mut self, space: SpaceIndex, slab: SlabNo, outcome: Outcome) {
+        if outcome == Outcome::Fails {
+            self.redundancy.abort_repair(&mut self.pool, &mut self.pages, &mut self.parity, space, slab);
+        }
+    }
+
     /// Acts on a whole reply, by the role of the exchange that it answers.
-    pub(super) fn answered(
+    pub(in crate::client) fn answered(
         &mut self,
         now: Time,
         exchange: &Exchange,
@@ -197,26 +199,22 @@ impl Client {
         }
         match role {
             Role::Fence => self.fence_answered(space, peer, status),
-            Role::Grant => self.grant_answered(space, slab, peer, exchange.version, status),
-            Role::Versions => self.versions_answered(space, page, peer, answer),
-            Role::Admit { .. } => self.redundancy.admit_answered(
-                &mut self.pool,
-                &mut self.pages,
-                &mut self.parity,
-                now,
-                (space, slab),
-                status,
-            ),
-            Role::Order => self.redundancy.order_answered(
-                &mut self.pool,
-                &mut self.pages,
-                &mut self.parity,
-                now,
-                (space, slab),
-                (status, version),
-            ),
+            Role::Grant => {
+                let said = (status, exchange.version);
+                self.redundancy.grant_answered(&mut self.pool, &mut self.parity, (space, slab), peer, said);
+            }
+            Role::Versions => self.pool.versions_answered(space, page, peer, answer),
+            Role::Admit { .. } => {
+                let outcome = self.pool.admit_answered(now, (space, slab), status);
+                self.transfer_went_on(space, slab, outcome);
+            }
+            Role::Order => {
+                let outcome = self.pool.order_answered(now, (space, slab), (status, version));
+                self.transfer_went_on(space, slab, outcome);
+            }
             Role::Listed => {
-                self.redundancy.listed_answered(&mut self.pool, &mut self.pages, &mut self.parity, space, page, answer)
+                let outcome = self.pool.listed_answered(&self.pages, space, page, answer);
+                self.transfer_went_on(space, slab, outcome);
             }
             Role::Check => self.check_answered(space, slab, peer, (status, version)),
             Role::Reserve => {
@@ -224,190 +222,42 @@ impl Client {
             }
             Role::Release => {}
             Role::Held => self.pool.held_answered(space, peer, exchange.version, (status, version), payload),
-            Role::Strip { stripe } => self.parity.strip_answered(
-                &mut self.pool,
-                &mut self.pages,
-                &mut self.redundancy,
-                stripe,
-                exchange,
-                answer,
-            ),
-            Role::Scrub => {
-                self.redundancy.scrub_answered(&mut self.pool, &mut self.pages, &mut self.parity, exchange, answer)
+            Role::Read { .. } | Role::Write { .. } | Role::Strip { .. } | Role::Scrub => {
+                self.page_answered(exchange, answer)
             }
-            Role::Read { op } => {
-                self.pages.read_answered(&mut self.pool, &mut self.redundancy, &mut self.parity, op, exchange, answer)
-            }
-            Role::Write { op } => {
-                self.pages.write_answered(&mut self.pool, &mut self.redundancy, &mut self.parity, op, exchange, status)
-            }
-            Role::CopyRead { copy }
-                if status == Status::Ok
-                    && !self.redundancy.copy_is_right(&self.pool, &self.pages, copy, version, payload) =>
-            {
-                self.redundancy.copy_is_wrong(&mut self.pool, &mut self.pages, &mut self.parity, copy, peer);
-            }
-            Role::CopyRead { copy } if status == Status::Ok && version.has_content() != payload.is_empty() => {
-                if let Some(room) = self.redundancy.copies.buffer(copy).get_mut(..payload.len()) {
-                    room.copy_from_slice(payload);
-                }
-                self.redundancy.copy_was_read(&mut self.pool, copy, version);
-            }
-            Role::CopyWrite { copy } if status == Status::Ok => self.redundancy.copy_was_written(&mut self.pool, copy),
-            Role::CopyRead { copy } | Role::CopyWrite { copy } => {
-                self.redundancy.copy_failed(&mut self.pool, copy);
-                self.redundancy.copy_lost(&mut self.pool, &mut self.pages, &mut self.parity, space, slab, peer);
-            }
+            Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_answered(slab, copy, exchange, answer),
         }
     }
-}
 
-impl Pages {
-    fn read_answered(
-        &mut self,
-        pool: &mut Pool,
-        redundancy: &mut Redundancy,
-        parity: &mut Parity,
-        op: OpIndex,
-        exchange: &Exchange,
-        Answer { status, version, payload }: Answer<'_>,
-    ) {
-        self.op_exchange_ended(op);
-        let Exchange { peer, space, page, .. } = *exchange;
-        let operation = *self.ops.get(op);
-        // A hedged read that the other copy has answered; its slot may even be another operation's by now.
-        if operation.stage != ops::Stage::Active || operation.kind != Kind::Read {
-            return;
+    /// The same of what was asked for a caller, or to look at a page.
+    fn page_answered(&mut self, exchange: &Exchange, answer: Answer<'_>) {
+        let Client { pool, pages, redundancy, parity, .. } = self;
+        match exchange.role {
+            Role::Read { op } => pages.read_answered(pool, redundancy, parity, op, exchange, answer),
+            Role::Write { op } => pages.write_answered(pool, redundancy, parity, op, exchange, answer.status),
+            Role::Strip { stripe } => parity.strip_answered(pool, pages, redundancy, stripe, exchange, answer),
+            Role::Scrub => redundancy.scrub_answered(pool, pages, parity, exchange, answer),
+            _ => {}
         }
-        let Some(slab) = pool.map.slab_of(page) else { return };
-        if status != Status::Ok || pool.map.is_another_copy(space, version) {
-            redundancy.copy_lost(pool, self, parity, space, slab, peer);
-            if self.ops.peek(op).stage == ops::Stage::Active && !self.is_answer_coming(pool, parity, op) {
-                self.ask_for_page(pool, parity, op);
-            }
-            return;
-        }
-        // The version that was known, or one that was written while this was under way.
-        let newest = self.newest_issued(pool, space, slab, operation.page);
-        let right = (version >= exchange.version && version <= newest) || pool.has(Fault::TrustsServers);
-        if !right || version.has_content() == payload.is_empty() {
-            return self.page_is_bad(pool, redundancy, parity, op, peer);
-        }
-        if payload.is_empty() {
-            return self.page_was_trimmed(pool, redundancy, parity, op, exchange, version);
-        }
-        if pool.map.spaces[space].key.open(page, version, payload, self.ops.content(op)).is_err() {
-            return self.page_is_bad(pool, redundancy, parity, op, peer);
-        }
-        self.finish_read(pool, parity, op, Ok(true));
     }
 
-    /// A trim has no seal: its version has to be one that this client gave. Which it gave between the one that was asked for and
-    /// the last one is not known any more: where there is a later one, that is asked for.
-    fn page_was_trimmed(
-        &mut self,
-        pool: &mut Pool,
-        redundancy: &mut Redundancy,
-        parity: &mut Parity,
-        op: OpIndex,
-        exchange: &Exchange,
-        version: Version,
-    ) {
-        let Exchange { space, page, peer, version: asked, .. } = *exchange;
-        let Some(slab) = pool.map.slab_of(page) else { return };
-        let known = pool.map.spaces[space].slabs[slab].version(pool.map.size.index(page));
-        let written = self.ops.writer(space, page).map(|writer| self.ops.peek(writer).version);
-        if version == known || Some(version) == written || pool.has(Fault::TrustsServers) {
-            self.finish_read(pool, parity, op, Ok(false));
-        } else if known > asked {
-            self.ops.get(op).version = known;
-            let comes = |e: &Exchange| e.role == Role::Read { op } && !pool.sessions.peers[e.peer].is_down();
-            if pool.sessions.exchanges.find(comes).is_none() {
-                self.ask_for_page(pool, parity, op);
+    /// The same of a page that passes through the client.
+    fn copy_answered(&mut self, slab: SlabNo, copy: CopyIndex, exchange: &Exchange, answer: Answer<'_>) {
+        let Client { pool, pages, redundancy, parity, .. } = self;
+        let Answer { status, version, payload } = answer;
+        let is_read = exchange.role == Role::CopyRead { copy };
+        if is_read && status == Status::Ok && !redundancy.copy_is_right(pool, pages, copy, version, payload) {
+            redundancy.copy_is_wrong(pool, pages, parity, copy, exchange.peer);
+        } else if is_read && status == Status::Ok && version.has_content() != payload.is_empty() {
+            if let Some(room) = redundancy.copies.buffer(copy).get_mut(..payload.len()) {
+                room.copy_from_slice(payload);
             }
+            redundancy.copy_was_read(pool, copy, version);
+        } else if !is_read && status == Status::Ok {
+            redundancy.copy_was_written(pool, copy);
         } else {
-            self.page_is_bad(pool, redundancy, parity, op, peer);
+            redundancy.copy_failed(pool, copy);
+            redundancy.copy_lost(pool, pages, parity, exchange.space, slab, exchange.peer);
         }
-    }
-
-    fn write_answered(
-        &mut self,
-        pool: &mut Pool,
-        redundancy: &mut Redundancy,
-        parity: &mut Parity,
-        op: OpIndex,
-        exchange: &Exchange,
-        status: Status,
-    ) {
-        let Exchange { peer, space, page, version, .. } = *exchange;
-        let Some(slab) = pool.map.slab_of(page) else { return };
-        if status == Status::Ok {
-            self.ops.get(op).acked.insert(peer);
-            let index = pool.map.size.index(page);
-            pool.map.copy_has(space, slab, peer, index, version);
-            self.check_write(pool, redundancy, parity, op);
-            self.op_exchange_ended(op);
-            let joining = pool.map.spaces[space].slabs[slab].repair.as_ref().is_some_and(|repair| repair.peer == peer);
-            if joining {
-                pool.map.mark(space, slab);
-            }
-        } else {
-            self.op_exchange_ended(op);
-            redundancy.copy_lost(pool, self, parity, space, slab, peer);
-        }
-    }
-}
-
-impl Pages {
-    /// Slabs that wait for any server to come.
-    pub(super) fn mark_vacant_wanted(&mut self, pool: &mut Pool) {
-        let waiting = self.ops.select(|op| op.stage == ops::Stage::Waiting);
-        for op in waiting {
-            let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
-            if let Some(slab) = pool.map.slab_of(page) {
-                pool.map.mark(space, slab);
-            }
-        }
-    }
-
-    /// The newest version of a page that may be at a server.
-    fn newest_issued(&mut self, pool: &Pool, space: SpaceIndex, slab: SlabNo, page: crate::units::PageNo) -> Version {
-        let known = pool.map.spaces[space].slabs[slab].version(pool.map.size.index(page));
-        let writer = self.ops.writer(space, page);
-        writer.map_or(known, |op| self.ops.get(op).version.max(known))
-    }
-}
-
-impl Pool {
-    fn was_refused(&mut self, receiver: u32, datagram: &[u8]) -> Option<()> {
-        let peer = self.sessions.peers.of_number(receiver)?;
-        let is_refused = self.sessions.peers[peer].has_refused(receiver, datagram, &self.config.pool)?;
-        self.stats.incompatible += u64::from(is_refused);
-        Some(())
-    }
-
-    /// Slabs are looked at, if a server's load has changed and it is time.
-    pub(super) fn look_at_load(&mut self, now: Time) {
-        if self.sessions.load.is_due(now) {
-            self.map.mark_all();
-        }
-    }
-}
-
-impl Sessions {
-    /// When that is, if it has changed.
-    pub(super) fn load_due(&self) -> Option<Time> {
-        self.load.due
-    }
-
-    /// Frees an exchange, and what it held of the windows.
-    pub(super) fn end_exchange(&mut self, id: ExchangeId) -> Option<Exchange> {
-        let exchange = *self.exchanges.get(id)?;
-        self.peers[exchange.peer].ended(&exchange);
-        if exchange.role == Role::Release {
-            self.returns[exchange.peer].ended();
-        }
-        self.exchanges.end(id);
-        Some(exchange)
     }
 }

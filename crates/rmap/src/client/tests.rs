@@ -31,6 +31,7 @@ mod unanswered;
 mod vacate;
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use super::*;
 use crate::client::index::{PeerIndex, SpaceIndex};

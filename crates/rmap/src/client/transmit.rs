@@ -1,22 +1,12 @@
 //! What is sent next: each server in turn, and copies no faster than the link allows.
 
-use super::Client;
-use super::exchange::{Exchange, Role};
-use super::transfer::Instruction;
+use crate::client::Client;
+use crate::client::exchange::{Exchange, Role};
 use crate::client::index::PeerIndex;
-use crate::client::parity::Parity;
-use crate::client::pool::Pool;
+use crate::client::transfer::Instruction;
 use crate::transmit::Transmit;
 use crate::units::{Class, Time};
-use crate::wire::message::{Op, Pressure};
-
-/// Copies that restore redundancy may use this part of the link: demand must not feel them, even where all clients of a
-/// dead server copy at once. Each page comes in and goes out once.
-const REBUILD_PERCENT: u64 = 30;
-/// The same where a server asks to be relieved: somebody waits for its end, or for its memory.
-const RELIEF_PERCENT: u64 = 60;
-/// The same where a write waits until slabs have their second copies.
-const DISSOLVE_PERCENT: u64 = 90;
+use crate::wire::message::Op;
 
 impl Client {
     /// The next thing to send, appended to `out`.
@@ -52,18 +42,5 @@ impl Client {
         };
         let about = (self.pool.map.spaces[space].id, self.pool.map.spaces[space].generation);
         self.pool.sessions.peers[peer_idx].send(now, &exchange, about, payload, &self.pool.sessions.exchanges, out)
-    }
-}
-
-impl Pool {
-    /// What new copies may use of the link, in bytes a second.
-    pub(super) fn rebuild_rate(&self, parity: &Parity) -> u64 {
-        let relieves = self.sessions.peers.iter().any(|peer| peer.pressure() >= Pressure::Orange);
-        let percent = match (parity.cold.is_any_dissolving(), relieves) {
-            (true, _) => DISSOLVE_PERCENT,
-            (_, true) => RELIEF_PERCENT,
-            _ => REBUILD_PERCENT,
-        };
-        self.config.link_bytes_per_second / 100 * percent
     }
 }

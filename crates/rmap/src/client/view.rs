@@ -2,12 +2,18 @@
 
 use std::time::Duration;
 
-use super::peer::{Peer, Reach, ServerView};
-use super::sealed::Tenure;
-use super::slab::{Phase, Slab};
-use super::{Client, SpaceRef, exchange, ops};
-use crate::client::index::SpaceIndex;
-use crate::units::{PageNo, ServerId, Time};
+use crate::client::exchange::Role;
+use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::ledger::Table;
+use crate::client::parity::ParityView;
+use crate::client::parity::layout::LEDGER_COPIES;
+use crate::client::peer::{Peer, Reach, ServerView};
+use crate::client::reserve::Reserved;
+use crate::client::sealed::Tenure;
+use crate::client::slab::{Phase, Slab};
+use crate::client::{Client, SpaceRef, exchange, ops};
+use crate::control::ControlRequest;
+use crate::units::{PageNo, ServerId, SlabNo, Time};
 
 /// Pages that follow one another and are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +39,7 @@ impl Client {
     /// Reads that wait for a server that is silent, at most [`QUEUED_READS_MAX`](super::QUEUED_READS_MAX): they keep no
     /// slot from others.
     pub fn queued(&self) -> usize {
-        self.pages.read_queue.len()
+        self.pages.queued()
     }
 
     /// How each server is reached, in the order they were added.
@@ -104,11 +110,9 @@ impl Client {
         let transfers = |space: SpaceIndex, slab| {
             !self.pool.map.spaces[space].is_taken && self.pool.map.transfer_of(space, slab).is_some()
         };
-        let transfers = self.pool.map.agenda.timed().any(|(space, slab)| transfers(space, slab));
+        let transfers = self.pool.map.timed().any(|(space, slab)| transfers(space, slab));
         !transfers
-            && self.pages.ops.is_idle()
-            && self.pages.read_queue.is_empty()
-            && self.pages.confirms.is_idle()
+            && self.pages.is_idle()
             && self.redundancy.copies.is_idle()
             && self.parity.stripes.is_idle()
             && self.parity.is_ledger_idle(&self.pool)
@@ -128,5 +132,65 @@ impl Client {
             .exchanges
             .find(|e| e.role != exchange::Role::Scrub && !self.pool.sessions.peers[e.peer].is_down());
         self.pool.map.questions.is_empty() && open.is_none() && !self.pool.sessions.is_returning()
+    }
+
+    /// How far the parity of a space is.
+    pub fn parity(&self, space: SpaceRef) -> ParityView {
+        let (space, state) = (space.0, &self.pool.map.spaces[space.0]);
+        let mut view = ParityView::default();
+        for group in state.layout.groups() {
+            let columns: Vec<&Slab> = state.layout.columns(group).filter_map(|slab| state.slabs.get(slab)).collect();
+            if state.layout.members(group).all(|slab| !state.slabs[slab].is_held()) {
+                continue;
+            }
+            view.groups += 1;
+            view.with_parity += usize::from(self.pool.map.has_parity(space, group));
+            view.stuck += usize::from(columns.iter().any(|slab| slab.is_stuck || slab.table == Table::Refused));
+            let copies = || columns.iter().flat_map(|slab| &slab.entry.replicas);
+            let mut servers: Vec<u32> = copies().map(|replica| replica.server.0).collect();
+            servers.sort_unstable();
+            servers.dedup();
+            let held = columns.iter().filter(|slab| slab.is_held()).count();
+            let single = columns.iter().all(|slab| slab.entry.replicas.len() == usize::from(slab.is_held()));
+            let copies = |slab: SlabNo| state.slabs.get(slab).map_or(0, |slab| slab.entry.replicas.len());
+            let has_ledger = self.pool.map.ledger_slabs(space, group).all(|slab| copies(slab) >= LEDGER_COPIES);
+            let is_whole = self.pool.map.has_parity(space, group) && single && servers.len() == held && has_ledger;
+            view.whole += usize::from(is_whole);
+        }
+        view
+    }
+
+    /// Groups of a space whose parity is in the map.
+    pub fn groups_with_parity(&self, space: SpaceRef) -> usize {
+        self.pool.map.spaces[space.0].layout.groups().filter(|group| self.pool.map.has_parity(space.0, *group)).count()
+    }
+
+    /// What is kept for a space by servers that answer.
+    pub fn reserved(&self, space: SpaceRef) -> Reserved {
+        self.redundancy.reserved(space.0, &self.pool.sessions.peers)
+    }
+
+    /// Whether slabs are on their way back to servers that answer: nobody else knows of them.
+    pub fn is_giving_back(&self) -> bool {
+        let leaves = |request: &ControlRequest| matches!(request, ControlRequest::Change(change) if change.entry.empty);
+        self.pool.map.questions.iter().any(|question| leaves(&question.request)) || self.pool.sessions.is_returning()
+    }
+
+    /// Whether everything that earlier owners left at servers that answer was found. It may still be on its way back.
+    pub fn has_found_leftovers(&self, space: SpaceRef) -> bool {
+        let is_asking = self
+            .pool
+            .sessions
+            .exchanges
+            .find(|e| e.space == space.0 && e.role == Role::Held && self.pool.sessions.peers[e.peer].is_up());
+        let waits = |of: SpaceIndex, peer: PeerIndex| of == space.0 && self.pool.may_look(of, peer);
+        is_asking.is_none()
+            && self.pool.map.leftovers.count(waits) == 0
+            && self.pool.sessions.peers.indices().all(|peer| !self.pool.is_to_be_looked_at(space.0, peer))
+    }
+
+    /// Servers that say that the space has a newer owner, and are not believed. What earlier owners left there is not known.
+    pub fn disbelieved(&self, space: SpaceRef) -> Vec<ServerId> {
+        self.pool.map.spaces[space.0].disbelieved.iter().map(|peer| self.pool.sessions.peers[peer].info().id).collect()
     }
 }

@@ -5,37 +5,34 @@ use crate::client::index::SpaceIndex;
 use crate::client::pages::Pages;
 use crate::client::pool::Pool;
 use crate::client::sealed::Tenure;
-use crate::client::{Client, Failure, Fault, Refused, SpaceRef, Token};
+use crate::client::{Failure, Fault, Refused, Token};
 use crate::control::{ControlRequest, QuestionId};
 use crate::units::Time;
 
-impl Client {
-    /// Asks whether this client still owns a space, at some moment from now on. The answer is an [`crate::client::Event::Written`].
+impl Pages {
+    /// Asks whether this client owns a space, at some moment from now on.
     ///
     /// # Errors
-    /// Nothing was asked: too many wait for an answer, or the space is only read here.
-    pub fn confirm(&mut self, now: Time, space: SpaceRef, token: Token) -> Result<(), Refused> {
-        let space = space.0;
-        if self.pool.map.spaces[space].tenure != Tenure::Owner {
+    /// Nothing was asked.
+    pub fn confirm(&mut self, pool: &mut Pool, now: Time, space: SpaceIndex, token: Token) -> Result<(), Refused> {
+        if pool.map.spaces[space].tenure != Tenure::Owner {
             return Err(Refused::ReadOnly);
         }
-        if !self.pages.confirms.has_room() {
+        if !self.confirms.has_room() {
             return Err(Refused::Busy);
         }
-        self.pool.now = now;
-        if self.pool.map.spaces[space].is_taken || self.pool.has(Fault::TrustsItself) {
-            let result = if self.pool.map.spaces[space].is_taken { Err(Failure::Fenced) } else { Ok(()) };
-            self.pages.confirms.finish(token, result);
+        pool.now = now;
+        if pool.map.spaces[space].is_taken || pool.has(Fault::TrustsItself) {
+            let result = if pool.map.spaces[space].is_taken { Err(Failure::Fenced) } else { Ok(()) };
+            self.confirms.finish(token, result);
             return Ok(());
         }
-        self.pages.confirms.wait(token, space);
-        self.pages.ask_to_confirm(&mut self.pool, space);
-        self.pages.end_overdue_confirms(&mut self.pool, space);
+        self.confirms.wait(token, space);
+        self.ask_to_confirm(pool, space);
+        self.end_overdue_confirms(pool, space);
         Ok(())
     }
-}
 
-impl Pages {
     /// Sees to it that all who wait have a question that was not sent before they came.
     fn ask_to_confirm(&mut self, pool: &mut Pool, space: SpaceIndex) {
         let open = pool.map.questions.find(space, is_confirm);
@@ -52,7 +49,7 @@ impl Pages {
     }
 
     /// The control plane says that this client owns the space.
-    pub(in crate::client) fn confirmed(&mut self, pool: &mut Pool, space: SpaceIndex, question: QuestionId) {
+    pub fn confirmed(&mut self, pool: &mut Pool, space: SpaceIndex, question: QuestionId) {
         self.confirms.confirm(question);
         if self.confirms.is_waiting(space) {
             self.ask_to_confirm(pool, space);
@@ -60,12 +57,12 @@ impl Pages {
     }
 
     /// Another owner has the space.
-    pub(in crate::client) fn refuse_confirms(&mut self, space: SpaceIndex) {
+    pub fn refuse_confirms(&mut self, space: SpaceIndex) {
         self.confirms.fail(space, Failure::Fenced);
     }
 
     /// Ends what has waited for the control plane for too long.
-    pub(in crate::client) fn maintain_confirms(&mut self, pool: &mut Pool, now: Time) {
+    pub fn maintain_confirms(&mut self, pool: &mut Pool, now: Time) {
         pool.now = now;
         let mut at = 0;
         while let Some(space) = self.confirms.space_at(at) {

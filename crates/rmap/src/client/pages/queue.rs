@@ -7,12 +7,11 @@ use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::pool::Pool;
 use crate::client::read_queue::QueuedRead;
-use crate::client::slab::Phase;
 use crate::units::SlabNo;
 
 impl Pages {
     /// Takes a read out of the operations, with all that it has asked. `false` if it has to stay there.
-    pub(in crate::client) fn queue_read(&mut self, pool: &mut Pool, parity: &mut Parity, op: OpIndex) -> bool {
+    pub fn queue_read(&mut self, pool: &mut Pool, parity: &mut Parity, op: OpIndex) -> bool {
         if self.ops.peek(op).is_own {
             self.put_back(pool, parity, op);
             return true;
@@ -33,7 +32,7 @@ impl Pages {
     }
 
     /// Has the slabs looked at that reads wait for.
-    pub(in crate::client) fn mark_queued(&self, pool: &mut Pool) {
+    pub fn mark_queued(&self, pool: &mut Pool) {
         for at in 0..self.read_queue.len() {
             let Some(QueuedRead { space, page, .. }) = self.read_queue.get(at) else { return };
             pool.map.slab_of(page).into_iter().for_each(|slab| pool.map.mark(space, slab));
@@ -41,24 +40,18 @@ impl Pages {
     }
 
     /// Begins the reads of a slab that can end now.
-    pub(in crate::client) fn resume_slab(
-        &mut self,
-        pool: &mut Pool,
-        parity: &mut Parity,
-        space: SpaceIndex,
-        slab: SlabNo,
-    ) {
+    pub fn resume_slab(&mut self, pool: &mut Pool, parity: &mut Parity, space: SpaceIndex, slab: SlabNo) {
         let size = pool.map.size;
         self.resume_where(pool, parity, |queued| queued.space == space && size.slab(queued.page) == Some(slab));
     }
 
     /// Another owner has the space.
-    pub(in crate::client) fn resume_space(&mut self, pool: &mut Pool, parity: &mut Parity, space: SpaceIndex) {
+    pub fn resume_space(&mut self, pool: &mut Pool, parity: &mut Parity, space: SpaceIndex) {
         self.resume_where(pool, parity, |queued| queued.space == space);
     }
 
     /// There is a slot again.
-    pub(in crate::client) fn resume_waiting(&mut self, pool: &mut Pool, parity: &mut Parity) {
+    pub fn resume_waiting(&mut self, pool: &mut Pool, parity: &mut Parity) {
         if self.read_queue.has_place(self.ops.has_room()) {
             self.resume_where(pool, parity, |_| true);
         }
@@ -76,22 +69,5 @@ impl Pages {
                 return self.read_queue.wait_for_place(queued);
             }
         }
-    }
-}
-
-impl Pool {
-    /// Whether a server can be asked for the page, or it is known without one what became of it.
-    fn is_answerable(&self, queued: &QueuedRead) -> bool {
-        let Some(slab) = self.map.slab_of(queued.page) else { return true };
-        let state = &self.map.spaces[queued.space].slabs[slab];
-        let open = matches!(state.phase, Phase::Open | Phase::Followed);
-        let silent = if open && self.map.is_grouped(queued.space, slab) {
-            !self.has_source(queued.space, slab)
-        } else {
-            let copies = self.sound_copies(queued.space, slab);
-            !copies.is_empty() && copies.iter().all(|peer| self.sessions.peers[peer].is_down())
-        };
-        let fails = self.map.spaces[queued.space].is_taken || self.is_out_of_reach(queued.space, slab);
-        fails || !open || !silent
     }
 }

@@ -3,45 +3,26 @@
 use crate::client::context::Context;
 use crate::client::exchange::{Answer, Exchange, Request, Role};
 use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::ops::Stage;
 use crate::client::pages::Pages;
 use crate::client::parity::Parity;
 use crate::client::pool::Pool;
 use crate::client::redundancy::Redundancy;
-use crate::client::reserve::Reserved;
 use crate::client::scrub::pass::{Verdict, judge};
 use crate::client::sealed::Tenure;
 use crate::client::slab::Phase;
-use crate::client::{Client, SpaceRef};
-use crate::control::ControlRequest;
+use crate::control::MapEntry;
 use crate::units::{Class, PageNo, SlabNo, Time, Version};
 use crate::wire::message::{Op, Status};
 
-impl Client {
-    /// Nothing more is given back by itself: this client is about to end.
-    pub fn stop_giving_back(&mut self) {
-        self.pool.config.give_back_after = None;
-    }
-
-    /// Whether slabs are on their way back to servers that answer: nobody else knows of them.
-    pub fn is_giving_back(&self) -> bool {
-        let leaves = |request: &ControlRequest| matches!(request, ControlRequest::Change(change) if change.entry.empty);
-        self.pool.map.questions.iter().any(|question| leaves(&question.request)) || self.pool.sessions.is_returning()
-    }
-
-    /// What is kept for a space by servers that answer.
-    pub fn reserved(&self, space: SpaceRef) -> Reserved {
-        self.redundancy.reservations.view(space.0, &self.pool.sessions.peers)
-    }
-
-    /// Servers are to keep no room for a space any more.
-    pub fn unreserve(&mut self, space: SpaceRef) {
-        self.redundancy.reservations.end(space.0);
-    }
-}
-
 impl Redundancy {
+    /// When a page is to be looked at next.
+    pub fn scrub_due(&self, pool: &Pool) -> Option<Time> {
+        pool.config.scrub_pass.and(self.scrub.due())
+    }
+
     /// Looks at the next page, if it is time.
-    pub(in crate::client) fn poll_scrub(&mut self, pool: &mut Pool, pages: &mut Pages, parity: &mut Parity, now: Time) {
+    pub fn poll_scrub(&mut self, pool: &mut Pool, pages: &mut Pages, parity: &mut Parity, now: Time) {
         let Some(pass) = pool.config.scrub_pass else { return };
         let effects = self.scrub.poll(now, pass, &Context { pool, ops: &pages.ops });
         if let Some(id) = effects.cancel {
@@ -54,7 +35,7 @@ impl Redundancy {
     }
 
     /// A copy returned what it has of a page.
-    pub(in crate::client) fn scrub_answered(
+    pub fn scrub_answered(
         &mut self,
         pool: &mut Pool,
         pages: &mut Pages,
@@ -71,14 +52,34 @@ impl Redundancy {
         }
     }
 
+    /// All copies in sync have another version of a page.
+    pub fn set_version(&mut self, pool: &mut Pool, space: SpaceIndex, slab: SlabNo, index: usize, version: Version) {
+        let state = &mut pool.map.spaces[space].slabs[slab];
+        let before = std::mem::replace(&mut state.versions[index], version);
+        state.content.replace(before, version);
+        if before.has_content() {
+            self.note_empty(pool, space, slab);
+        }
+    }
+
+    /// An owner's slab is open now.
+    pub fn count_content(&mut self, pool: &mut Pool, space: SpaceIndex, slab: SlabNo) {
+        let state = &mut pool.map.spaces[space].slabs[slab];
+        state.content.count(&state.versions);
+        self.note_empty(pool, space, slab);
+    }
+
+    fn note_empty(&mut self, pool: &mut Pool, space: SpaceIndex, slab: SlabNo) {
+        let Some(after) = pool.config.give_back_after else { return };
+        let owned = pool.map.spaces[space].tenure == Tenure::Owner;
+        let content = &mut pool.map.spaces[space].slabs[slab].content;
+        if owned && content.is_empty() {
+            self.vacating.became_empty(pool.now, after, (space, slab), content);
+        }
+    }
+
     /// Gives slabs back that have been without content for long enough.
-    pub(in crate::client) fn poll_vacating(
-        &mut self,
-        pool: &mut Pool,
-        pages: &mut Pages,
-        parity: &mut Parity,
-        now: Time,
-    ) {
+    pub fn poll_vacating(&mut self, pool: &mut Pool, pages: &mut Pages, parity: &mut Parity, now: Time) {
         let Some(after) = pool.config.give_back_after else { return };
         while let Some((space, slab)) = self.vacating.poll(now, &Context { pool, ops: &pages.ops }) {
             let is_taken = pool.map.spaces[space].is_taken;
@@ -103,49 +104,43 @@ impl Redundancy {
             self.vacating.put_back(now, after, (space, slab), content);
         }
     }
-}
 
-impl Redundancy {
-    /// When a page is to be looked at next.
-    pub(in crate::client) fn scrub_due(&self, pool: &Pool) -> Option<Time> {
-        pool.config.scrub_pass.and(self.scrub.due())
-    }
-
-    /// All copies in sync have another version of a page.
-    pub(in crate::client) fn set_version(
+    pub fn begin_discard(
         &mut self,
         pool: &mut Pool,
+        pages: &mut Pages,
+        parity: &mut Parity,
         space: SpaceIndex,
         slab: SlabNo,
-        index: usize,
-        version: Version,
-    ) {
-        let state = &mut pool.map.spaces[space].slabs[slab];
-        let before = std::mem::replace(&mut state.versions[index], version);
-        state.content.replace(before, version);
-        if before.has_content() {
-            self.note_empty(pool, space, slab);
+    ) -> bool {
+        let size = pool.map.size;
+        let Some(state) = pool.map.spaces[space].slabs.get(slab) else { return false };
+        let owned = pool.map.spaces[space].tenure == Tenure::Owner && !pool.map.spaces[space].is_taken;
+        if !matches!(state.phase, Phase::Open) || state.pending.is_some() || !owned {
+            return false;
         }
-    }
-
-    /// An owner's slab is open now.
-    pub(in crate::client) fn count_content(&mut self, pool: &mut Pool, space: SpaceIndex, slab: SlabNo) {
-        let state = &mut pool.map.spaces[space].slabs[slab];
-        state.content.count(&state.versions);
-        self.note_empty(pool, space, slab);
-    }
-
-    fn note_empty(&mut self, pool: &mut Pool, space: SpaceIndex, slab: SlabNo) {
-        let Some(after) = pool.config.give_back_after else { return };
-        let owned = pool.map.spaces[space].tenure == Tenure::Owner;
-        let content = &mut pool.map.spaces[space].slabs[slab].content;
-        if owned && content.is_empty() {
-            self.vacating.became_empty(pool.now, after, (space, slab), content);
+        let begun = |stage| matches!(stage, Stage::Waiting | Stage::Active);
+        let busy = pages.ops.any(|op| begun(op.stage) && op.space == space && size.slab(op.page) == Some(slab));
+        if busy || pages.any_queued_of(space, slab, size) || self.copies.any_of(space, slab) {
+            return false;
         }
+        if pool.map.is_in_frozen(space, slab) {
+            parity.dissolve_for(pool, space, slab);
+            return false;
+        }
+        parity.note_change(pool, pages, self, space, slab);
+        // Now, and not when the map has changed: what is written from now on waits for the next life.
+        let Some(epoch) = pool.map.spaces[space].next_version(false) else { return false };
+        self.abort_repair(pool, pages, parity, space, slab);
+        let state = &mut pool.map.spaces[space].slabs[slab];
+        (state.phase, state.epoch) = (Phase::Leaving, epoch);
+        state.doubt = None;
+        pool.map.propose(space, slab, MapEntry::empty());
+        true
     }
 
     /// Looks at the reservations that it is time for.
-    pub(in crate::client) fn poll_reservations(&mut self, pool: &mut Pool, pages: &Pages, now: Time) {
+    pub fn poll_reservations(&mut self, pool: &mut Pool, pages: &Pages, now: Time) {
         while let Some((space, wanted)) = self.reservations.poll(now, &Context { pool, ops: &pages.ops }) {
             for (peer, slabs) in wanted {
                 if pool.fence(space, peer) {
@@ -159,7 +154,7 @@ impl Redundancy {
     }
 
     /// A server keeps what it was asked to keep, or cannot.
-    pub(in crate::client) fn reserve_answered(
+    pub fn reserve_answered(
         &mut self,
         pool: &mut Pool,
         space: SpaceIndex,
@@ -170,25 +165,5 @@ impl Redundancy {
         if !self.reservations.complete(space, peer, slabs, status) {
             pool.map.spaces[space].fenced_at.remove(peer);
         }
-    }
-
-    /// Slabs that a server keeps for this space and that it does not have yet.
-    pub(in crate::client) fn room_kept(&self, pool: &Pool, space: SpaceIndex, peer: PeerIndex) -> u64 {
-        let kept = self.reservations.kept_at(space, peer);
-        if kept == 0 {
-            return 0;
-        }
-        let server = pool.sessions.peers[peer].info().id;
-        let replicas = pool.map.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
-        kept.saturating_sub(replicas.filter(|replica| replica.server == server).count() as u64)
-    }
-}
-
-impl Pool {
-    /// Whether all servers of a slab will hear that it is theirs again. One that is away would keep it, should this owner end
-    /// before that is back.
-    fn can_notify_all(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let mut copies = self.sessions.peers_of(&self.map.spaces[space].slabs[slab].entry).iter();
-        copies.all(|peer| self.sessions.peers[peer].is_up() && self.sessions.returns[peer].len() == 0)
     }
 }

@@ -1,22 +1,18 @@
 //! Opens sealed spaces, follows their maps, and sees to their copies where nobody else does.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
-use super::{LOOK_FIRST, LOOK_MAX, PATIENCE_MAX, Tenure, Watch};
 use crate::client::exchange::Role;
-use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::index::SpaceIndex;
 use crate::client::ledger::Table;
-use crate::client::map::Map;
 use crate::client::open::{ListStep, Listing};
 use crate::client::ops::{Kind, Stage};
-use crate::client::parity::Parity;
 use crate::client::peer::PeerSet;
-use crate::client::pool::Pool;
+use crate::client::sealed::Tenure;
 use crate::client::slab::{Phase, Slab};
 use crate::client::{Client, Failure, Fault, trims};
 use crate::control::{ControlRequest, MapEntry, Today};
-use crate::units::{Generation, SlabNo, Time, Version};
+use crate::units::{Generation, SlabNo, Time};
 
 impl Client {
     /// Another client keeps the space now: what this one knows is from before.
@@ -33,9 +29,7 @@ impl Client {
         self.pool.map.spaces[space].wants_parity = false;
         self.pool.begin_watch(space);
         let now = self.pool.now;
-        if let Some(watch) = &mut self.pool.map.spaces[space].watch {
-            watch.look_at = now;
-        }
+        self.pool.map.spaces[space].watch.iter_mut().for_each(|watch| watch.look_now(now));
     }
 
     /// How the space is today, and whether that makes this client its keeper.
@@ -46,12 +40,8 @@ impl Client {
             return self.space_gone(space);
         }
         let newer = generation > self.pool.map.spaces[space].generation;
-        if let Some(watch) = self.pool.map.spaces[space].watch.as_mut().filter(|watch| watch.is_early) {
-            watch.is_early = false;
-            if !newer {
-                (watch.is_looking, watch.look_at) = (false, now);
-                return;
-            }
+        if self.pool.map.spaces[space].watch.as_mut().is_some_and(|watch| watch.is_outrun(now, newer)) {
+            return;
         }
         let mut changed = newer;
         if newer {
@@ -78,7 +68,7 @@ impl Client {
         self.pool.look_for_leftovers_of(space);
         if was_stale {
             self.pool.map.refuse_accused(now, space);
-            self.parity.ledger.wake();
+            self.parity.wake();
             // What came meanwhile was not looked at, and what was asked of those who refuse is asked elsewhere.
             self.pool.map.mark_all_of(space);
             self.pages.ask_again(&mut self.pool, &mut self.parity, space);
@@ -90,16 +80,7 @@ impl Client {
         let state = &self.pool.map.spaces[space];
         let well = tenure == Tenure::Keeper || !(state.wants_parity || self.pool.is_short(&self.parity, space));
         let Some(mut watch) = self.pool.map.spaces[space].watch.take().filter(|_| !well) else { return };
-        watch.is_looking = false;
-        if newer {
-            watch.patience = (watch.patience * 2).min(PATIENCE_MAX);
-        }
-        if changed {
-            (watch.unchanged_since, watch.pause) = (now, LOOK_FIRST);
-        } else {
-            watch.pause = (watch.pause * 2).min(LOOK_MAX);
-        }
-        watch.look_at = now + watch.pause;
+        watch.end_look(now, newer, changed);
         self.pool.map.spaces[space].watch = Some(watch);
     }
 
@@ -134,7 +115,7 @@ impl Client {
 
     /// What was to be written beside the pages is the next keeper's to write.
     fn end_own_writes(&mut self, space: SpaceIndex) {
-        self.parity.ledger.end_writes(space);
+        self.parity.end_ledger_writes(space);
         for op in self.pages.ops.select(|op| op.space == space && matches!(op.kind, Kind::Write { .. })) {
             self.pages.fail_op(&mut self.pool, &mut self.redundancy, &mut self.parity, op, Failure::Fenced);
         }
@@ -223,128 +204,5 @@ impl Client {
             }
         }
         self.pool.look_after(&self.parity, space, slab);
-    }
-}
-
-impl Pool {
-    /// Looks at the maps that it is time for.
-    pub(in crate::client) fn watch_sealed(&mut self, parity: &Parity, now: Time) {
-        self.map.watched.retain(|space| self.map.spaces[*space].watch.is_some());
-        for at in 0..self.map.watched.len() {
-            let space = self.map.watched[at];
-            let Some(watch) = self.map.spaces[space].watch else { continue };
-            if watch.is_looking || now < watch.look_at {
-                continue;
-            }
-            let state = &self.map.spaces[space];
-            let (id, generation) = (state.id, state.generation);
-            let nobody = now.since(watch.unchanged_since) >= watch.patience && !state.is_stale;
-            let is_asked = state.wants_parity && !state.is_stale;
-            let keeps = is_asked || nobody && self.can_improve(parity, space);
-            let request = if state.tenure == Tenure::Reader && keeps {
-                ControlRequest::Keep { space: id, generation }
-            } else {
-                ControlRequest::Look { space: id }
-            };
-            self.map.spaces[space].watch = Some(Watch { is_looking: true, ..watch });
-            self.map.ask_control(space, request);
-        }
-    }
-
-    /// A reader's part of what an owner does for an open slab: it sees what is missing.
-    pub(in crate::client) fn look_after(&mut self, parity: &Parity, space: SpaceIndex, slab: SlabNo) {
-        if !self.is_slab_short(parity, space, slab) {
-            return;
-        }
-        self.begin_watch(space);
-        let nobody = self.sound_copies(space, slab).iter().all(|peer| self.sessions.peers[peer].is_down());
-        let soon = self.now + LOOK_FIRST;
-        if let Some(watch) = self.map.spaces[space].watch.as_mut().filter(|_| nobody) {
-            watch.look_at = watch.look_at.min(soon);
-        }
-    }
-
-    fn is_short(&self, parity: &Parity, space: SpaceIndex) -> bool {
-        self.map.spaces[space].slabs.indices().any(|slab| self.is_slab_short(parity, space, slab))
-    }
-
-    fn is_slab_short(&self, parity: &Parity, space: SpaceIndex, slab: SlabNo) -> bool {
-        let entry = &self.map.spaces[space].slabs[slab].entry;
-        let copies = self.sound_copies(space, slab);
-        let good = |peer: PeerIndex| !self.sessions.peers[peer].is_down() && !self.sessions.peers[peer].wants_relief();
-        // What is lost may be so because the space is being removed: that is worth to be known.
-        entry.lost
-            || !entry.replicas.is_empty()
-                && copies.iter().filter(|peer| good(*peer)).count() < parity.wanted_copies(self, space, slab)
-    }
-
-    /// Whether a keeper could do something: make a copy of what is left, or say that nothing is. Not one that does not know
-    /// all servers of the map: what is missing to it may be there.
-    fn can_improve(&self, parity: &Parity, space: SpaceIndex) -> bool {
-        let mut replicas = self.map.spaces[space].slabs.iter().flat_map(|slab| &slab.entry.replicas);
-        if replicas.any(|replica| self.sessions.peers.of(replica.server).is_none()) {
-            return false;
-        }
-        self.map.spaces[space].slabs.indices().filter(|slab| self.is_slab_short(parity, space, *slab)).any(|slab| {
-            let Slab { entry, failed, behind, .. } = &self.map.spaces[space].slabs[slab];
-            if self.map.is_grouped(space, slab) {
-                return self.can_improve_column(space, slab);
-            }
-            if entry.lost {
-                return false;
-            }
-            let copies = self.sessions.peers_of(entry);
-            let wanted = parity.wanted_copies(self, space, slab);
-            let left = self.sound_copies(space, slab);
-            let up = left.iter().filter(|peer| !self.sessions.peers[*peer].is_down()).count();
-            let takes = |peer: &PeerIndex| {
-                let server = &self.sessions.peers[*peer];
-                !copies.has(*peer)
-                    && server.can_lend()
-                    && (!server.has_overflow_disk() || self.config.uses_overflow_disk)
-            };
-            let room = self.sessions.peers.indices().any(|peer| takes(&peer));
-            // A copy that is bad where it is may be made anew in the same slot.
-            let again = failed.iter().any(|peer| self.sessions.peers[peer].can_lend());
-            let again = again || behind.iter().any(|peer| self.sessions.peers[peer].is_up());
-            left.is_empty() || (up > 0 && up <= wanted && (room || again))
-        })
-    }
-}
-
-impl Pool {
-    /// A reader's copies are not as they should be.
-    pub(in crate::client) fn begin_watch(&mut self, space: SpaceIndex) {
-        if self.map.spaces[space].watch.is_some() {
-            return;
-        }
-        let patience = self.config.keep_after.max(Duration::from_millis(1));
-        let chance = self.entropy.next_u64() % patience.as_millis() as u64;
-        let now = self.now;
-        self.map.spaces[space].watch = Some(Watch {
-            unchanged_since: now,
-            look_at: now,
-            pause: LOOK_FIRST,
-            patience: patience + Duration::from_millis(chance),
-            is_looking: false,
-            is_early: false,
-        });
-        if !self.map.watched.contains(&space) {
-            self.map.watched.push(space);
-        }
-    }
-}
-
-impl Map {
-    /// When a map is to be looked at next.
-    pub(in crate::client) fn watch_due(&self) -> Option<Time> {
-        let watches = self.watched.iter().filter_map(|space| self.spaces[*space].watch);
-        watches.filter(|watch| !watch.is_looking).map(|watch| watch.look_at).min()
-    }
-
-    /// Whether a server answered for another copy than the one in this reader's map: one that left since, and came again in the same
-    /// generation, and is being made. What is sealed and known to be written is never unwritten.
-    pub(in crate::client) fn is_another_copy(&self, space: SpaceIndex, version: Version) -> bool {
-        self.spaces[space].tenure == Tenure::Reader && version == Version::NEVER
     }
 }

@@ -150,7 +150,7 @@ fn a_line_that_waits_begins_nothing() {
         &mut pool.client.pages,
         &mut pool.client.redundancy
     ));
-    pool.client.parity.ledger.wake();
+    pool.client.parity.wake();
     assert!(!pool.client.parity.maintain_ledger(
         &mut pool.client.pool,
         &mut pool.client.pages,

@@ -227,7 +227,7 @@ impl Pool {
             let any = self.step();
             // Copies wait for their share of the link, which time brings.
             self.now = self.now + Duration::from_micros(100);
-            if self.client.pool.map.agenda.timed_due().is_some() {
+            if self.client.pool.map.timed_due().is_some() {
                 self.time_passes();
             } else if !any && self.client.redundancy.copies.is_idle() {
                 return;

@@ -1,93 +1,52 @@
-//! Asks servers what earlier owners left, and gives it back.
+//! Asks servers what earlier owners left, and gives it back (`../leftovers.rs`).
 
-use super::{AT_A_TIME, Look};
-use crate::client::exchange::{Exchange, Request, Role};
+use crate::client::exchange::{Request, Role};
 use crate::client::index::{ListIndex, PeerIndex, SpaceIndex};
+use crate::client::leftovers::{AT_A_TIME, Look};
 use crate::client::pool::Pool;
-use crate::client::redundancy::Redundancy;
-use crate::client::slab::{Candidates, Phase, Slab};
-use crate::client::{Client, SpaceRef};
 use crate::control::Replica;
-use crate::units::{Class, Generation, PageNo, SLABS_MAX, ServerId, SlabNo, Version};
+use crate::units::{Class, Generation, PageNo, SLABS_MAX, SlabNo, Version};
 use crate::wire::message::{HELD_END, HELD_SIZE, Op, Status};
 
-impl Client {
-    /// Whether everything that earlier owners left at servers that answer was found. It may still be on its way back.
-    pub fn has_found_leftovers(&self, space: SpaceRef) -> bool {
-        let is_asking = self
-            .pool
-            .sessions
-            .exchanges
-            .find(|e| e.space == space.0 && e.role == Role::Held && self.pool.sessions.peers[e.peer].is_up());
-        let waits = |of: SpaceIndex, peer: PeerIndex| of == space.0 && self.pool.may_look(of, peer);
-        is_asking.is_none()
-            && self.pool.map.leftovers.count(waits) == 0
-            && self.pool.sessions.peers.indices().all(|peer| !self.pool.is_to_be_looked_at(space.0, peer))
-    }
-
-    /// Servers that say that the space has a newer owner, and are not believed. What earlier owners left there is not known.
-    pub fn disbelieved(&self, space: SpaceRef) -> Vec<ServerId> {
-        self.pool.map.spaces[space.0].disbelieved.iter().map(|peer| self.pool.sessions.peers[peer].info().id).collect()
-    }
-}
-
-impl Redundancy {
-    /// Whether a server that says that the space has a newer owner is not to be believed: it was only looked at, or asked to keep room.
-    /// Neither has it anything of this owner, nor is it asked for a slab. Where it is true, those say so that have slabs, and the control
-    /// plane lets this owner add none.
-    pub(in crate::client) fn is_hearsay(&self, pool: &Pool, exchange: &Exchange) -> bool {
-        let Exchange { role, space, peer, .. } = *exchange;
-        let state = &pool.map.spaces[space];
-        let counts = |slab: &Slab| {
-            let is_asked = |candidates: &Candidates| candidates.asked.iter().any(|candidate| candidate.peer == peer);
-            pool.sessions.peers_of(&slab.entry).has(peer)
-                || slab.repair.as_ref().is_some_and(|repair| repair.peer == peer)
-                || matches!(&slab.phase, Phase::Granting(candidates) if is_asked(candidates))
-        };
-        let is_looked_at = matches!(role, Role::Fence | Role::Held | Role::Reserve);
-        is_looked_at && self.reservations.kept_at(space, peer) == 0 && !state.slabs.iter().any(counts)
-    }
-}
-
 impl Pool {
-    fn may_look(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
+    pub fn may_look(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
         let state = &self.map.spaces[space];
         let owns = state.tenure.changes_map() && !state.is_taken && !state.is_stale;
         owns && state.generation > Generation(1) && self.sessions.peers[peer].is_up()
     }
 
-    fn is_to_be_looked_at(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
+    pub fn is_to_be_looked_at(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
         self.may_look(space, peer) && !self.map.spaces[space].looked_at.has(peer)
     }
 
     /// A server answers that did not, or has begun a new life.
-    pub(in crate::client) fn look_for_leftovers_at(&mut self, peer: PeerIndex) {
+    pub fn look_for_leftovers_at(&mut self, peer: PeerIndex) {
         for space in self.map.spaces.indices() {
             self.look_for_leftovers(space, peer);
         }
     }
 
     /// A space has a new owner or keeper, which is this client.
-    pub(in crate::client) fn look_for_leftovers_of(&mut self, space: SpaceIndex) {
+    pub fn look_for_leftovers_of(&mut self, space: SpaceIndex) {
         for peer in self.sessions.peers.indices() {
             self.look_for_leftovers(space, peer);
         }
     }
 
-    pub(in crate::client) fn look_for_leftovers(&mut self, space: SpaceIndex, peer: PeerIndex) {
+    fn look_for_leftovers(&mut self, space: SpaceIndex, peer: PeerIndex) {
         if self.is_to_be_looked_at(space, peer) {
             self.map.leftovers.add(space, peer);
         }
     }
 
     /// A question was taken back: it is asked anew, from the beginning.
-    pub(in crate::client) fn look_for_leftovers_again(&mut self, space: SpaceIndex, peer: PeerIndex) {
+    pub fn look_for_leftovers_again(&mut self, space: SpaceIndex, peer: PeerIndex) {
         self.map.spaces[space].looked_at.remove(peer);
         self.look_for_leftovers(space, peer);
     }
 
     /// Asks what is still to be asked, some at a time.
-    pub(in crate::client) fn send_looks(&mut self) {
+    pub fn send_looks(&mut self) {
         for _ in 0..self.map.leftovers.len() {
             // Who opens a space has more urgent things to ask.
             if self.sessions.exchanges.of_spaces() >= AT_A_TIME {
@@ -118,7 +77,7 @@ impl Pool {
     }
 
     /// A server said what it has of a space, or a part of that.
-    pub(in crate::client) fn held_answered(
+    pub fn held_answered(
         &mut self,
         space: SpaceIndex,
         peer: PeerIndex,

@@ -1,20 +1,14 @@
-//! Brings slabs up to what the map says, and the map up to what slabs need.
+//! Does what the control plane's answers mean: slabs are brought up to what the map says, and a space that another owner has is
+//! left alone.
 
-use super::{Pending, Phase};
-use crate::client::Client;
-use crate::client::exchange::Role;
-use crate::client::index::{PeerIndex, SpaceIndex};
-use crate::client::map::Map;
-use crate::client::pages::Pages;
-use crate::client::parity::Parity;
-use crate::client::peer::PeerSet;
-use crate::client::pool::Pool;
+use crate::client::index::SpaceIndex;
+use crate::client::ops::Stage;
 use crate::client::questions::Question;
-use crate::client::redundancy::Redundancy;
 use crate::client::sealed::Tenure;
-use crate::client::sessions::Sessions;
-use crate::control::{Change, ControlReply, ControlRequest, MapEntry};
-use crate::units::{PageNo, SlabNo, Time};
+use crate::client::slab::Phase;
+use crate::client::{Client, Failure};
+use crate::control::{ControlReply, ControlRequest, MapEntry, Today};
+use crate::units::{Generation, SlabNo, Time};
 
 impl Client {
     /// The control plane answered.
@@ -93,6 +87,45 @@ impl Client {
         self.pages.map_settled(&mut self.pool, &mut self.redundancy, &mut self.parity, space, slab);
     }
 
+    /// How the space is today.
+    fn followed_seen(&mut self, now: Time, space: SpaceIndex, today: Today) {
+        self.pool.now = now;
+        self.pool.map.spaces[space].following.end_look();
+        if today.sealed {
+            return self.was_sealed(now, space, today);
+        }
+        let Today { generation, map, .. } = today;
+        let state = &mut self.pool.map.spaces[space];
+        state.generation = state.generation.max(generation);
+        self.pool.map.note_parity(space, &map);
+        for (slab, entry) in map {
+            if self.pool.map.spaces[space].layout.is_data(slab)
+                && entry != self.pool.map.spaces[space].slabs[slab].entry
+            {
+                self.pages.follow_elsewhere(&mut self.pool, &mut self.parity, space, slab, entry);
+            }
+        }
+        for op in self.pages.ops.select(|op| op.stage == Stage::Waiting && op.space == space) {
+            self.pages.try_follow(&mut self.pool, &mut self.parity, op);
+        }
+    }
+
+    /// Nobody writes any more: this client is a reader like those that began after that.
+    fn was_sealed(&mut self, now: Time, space: SpaceIndex, today: Today) {
+        for op in self.pages.ops.select(|op| op.stage == Stage::Active && op.space == space) {
+            self.pages.follow_anew(&mut self.pool, &mut self.parity, op);
+        }
+        let state = &mut self.pool.map.spaces[space];
+        state.following.forget_retry();
+        for slab in &mut state.slabs {
+            self.pool.map.tables.give_back(std::mem::take(&mut slab.versions).into());
+            (slab.phase, slab.entry) = (Phase::Vacant, MapEntry::default());
+        }
+        // It knows of no generation what a reader knows, so today's is newer; and nothing begins before it is there.
+        (state.tenure, state.generation, state.is_stale) = (Tenure::Reader, Generation(0), true);
+        self.space_seen(now, space, today, Tenure::Reader);
+    }
+
     /// Another owner has the space. Of a sealed one nothing is lost but the right to keep it.
     pub(in crate::client) fn space_taken(&mut self, space: SpaceIndex) {
         match self.pool.map.spaces[space].tenure {
@@ -116,85 +149,12 @@ impl Client {
             self.redundancy.cancel(&mut self.pool, &mut self.pages, &mut self.parity, exchange.id);
         }
         self.redundancy.copies.end_all(space);
-        self.parity.ledger.forget(space);
-        self.parity.forget_groups(space);
+        self.parity.forget(space);
         for slab in self.pool.map.spaces[space].slabs.indices() {
             self.redundancy.end_repair(&mut self.pool, space, slab);
         }
-        self.pages.fail_ops(
-            &mut self.pool,
-            &mut self.redundancy,
-            &mut self.parity,
-            space,
-            None,
-            crate::client::Failure::Fenced,
-        );
+        self.pages.fail_ops(&mut self.pool, &mut self.redundancy, &mut self.parity, space, None, Failure::Fenced);
         self.pages.resume_space(&mut self.pool, &mut self.parity, space);
         self.pages.refuse_confirms(space);
-    }
-}
-
-impl Redundancy {
-    /// Everything under way at a copy that is not one any more.
-    pub(in crate::client) fn forget_copy(
-        &mut self,
-        pool: &mut Pool,
-        pages: &mut Pages,
-        parity: &mut Parity,
-        space: SpaceIndex,
-        slab: SlabNo,
-        peer: PeerIndex,
-    ) {
-        let size = pool.map.size;
-        loop {
-            let found = pool.sessions.exchanges.find(|exchange| {
-                exchange.space == space
-                    && exchange.peer == peer
-                    && size.slab(exchange.page) == Some(slab)
-                    && !(exchange.role.is_of_space() || exchange.role == Role::Release)
-            });
-            let Some(exchange) = found else { break };
-            self.cancel(pool, pages, parity, exchange.id);
-        }
-        // One that is still being read elsewhere would be written here once it has come.
-        self.end_copies_to(pool, parity, space, slab, peer);
-        pages.unsend_writes(pool, space, slab, peer);
-    }
-}
-
-impl Pool {
-    /// Which copies must have a write before it is acknowledged: those of the map as it is, and as it may already be.
-    pub(in crate::client) fn required(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        let slab = &self.map.spaces[space].slabs[slab];
-        let pending = slab.pending.as_ref().map(|pending| self.sessions.peers_of(&pending.entry)).unwrap_or_default();
-        self.sessions.peers_of(&slab.entry).union(pending)
-    }
-}
-
-impl Map {
-    /// Asks the control plane for another set of copies. Only one change of a slab is under way at a time.
-    pub(in crate::client) fn propose(&mut self, space: SpaceIndex, slab: SlabNo, entry: MapEntry) {
-        let state = &mut self.spaces[space];
-        debug_assert!(state.tenure.changes_map(), "readers change no map");
-        let entry = MapEntry { revision: state.slabs[slab].entry.revision + 1, ..entry };
-        let (id, generation) = (state.id, state.generation);
-        let change = Change { space: id, generation, slab, entry: entry.clone() };
-        state.slabs[slab].pending = Some(Pending { entry });
-        self.ask_control(space, ControlRequest::Change(change));
-    }
-
-    pub(in crate::client) fn ask_control(&mut self, space: SpaceIndex, request: ControlRequest) {
-        self.questions.ask(space, request);
-    }
-
-    pub(in crate::client) fn first_page(&self, slab: SlabNo) -> PageNo {
-        self.size.page(slab, 0)
-    }
-}
-
-impl Sessions {
-    /// Servers of a map entry.
-    pub(in crate::client) fn peers_of(&self, entry: &MapEntry) -> PeerSet {
-        entry.replicas.iter().filter_map(|replica| self.peers.of(replica.server)).collect()
     }
 }

@@ -1,25 +1,18 @@
-//! Lets requests wait for the control plane, and ends those that waited too long.
+//! Operations that wait for the control plane's word, and end when that takes too long (`../unmapped.rs`).
 
-use std::time::Duration;
-
-use super::{GRACE, TRIALS_MAX, TRIALS_OPEN_MAX};
 use crate::client::Failure;
 use crate::client::index::{OpIndex, SpaceIndex};
-use crate::client::map::Map;
 use crate::client::ops::{Kind, Operation, Ops, Stage};
 use crate::client::pages::Pages;
 use crate::client::parity::Parity;
-use crate::client::peer::PeerSet;
 use crate::client::pool::Pool;
-use crate::client::questions::{Patience, Question};
 use crate::client::redundancy::Redundancy;
 use crate::client::slab::Phase;
-use crate::control::ControlRequest;
 use crate::units::{SlabNo, Time};
 
 impl Pages {
     /// The slab's writes go nowhere before the control plane has answered.
-    pub(in crate::client) fn wait_for_map(
+    pub fn wait_for_map(
         &mut self,
         pool: &mut Pool,
         redundancy: &mut Redundancy,
@@ -32,7 +25,7 @@ impl Pages {
 
     /// The same, for answers about its group. What it needs first is had from servers: until something was asked, what waits has its
     /// own time to show whether there are answers.
-    pub(in crate::client) fn wait_for_map_of_group(
+    pub fn wait_for_map_of_group(
         &mut self,
         pool: &mut Pool,
         redundancy: &mut Redundancy,
@@ -60,7 +53,7 @@ impl Pages {
         let now = pool.now;
         let Some((patience, _)) = pool.unmapped_end() else { return };
         let Some(at) = pool.answer_late_at(now, patience, space, since, about) else { return };
-        // Other times are those of questions, and looked at anyway ([`Client::overdue_at`]).
+        // Other times are those of questions, and looked at anyway ([`Pool::overdue_at`]).
         let is_own_time = since.is_some_and(|since| at == since + pool.grace());
         if at <= now {
             self.end_unmapped(pool, redundancy, parity, now, space, slab);
@@ -69,7 +62,14 @@ impl Pages {
         }
     }
 
-    pub(in crate::client) fn end_unmapped(
+    /// Has those looked at that wait for the map for too long, and for anything else.
+    pub fn poll_overdue(&self, pool: &mut Pool, now: Time) {
+        if pool.patience().is_some_and(|patience| pool.map.questions.poll_overdue(now, patience)) {
+            self.mark_unanswered(pool, |_| true);
+        }
+    }
+
+    pub fn end_unmapped(
         &mut self,
         pool: &mut Pool,
         redundancy: &mut Redundancy,
@@ -105,7 +105,7 @@ impl Pages {
     }
 
     /// Of a slab whose change of the map is under way: what cannot end without it fails, when that takes too long.
-    pub(in crate::client) fn maintain_unmapped(
+    pub fn maintain_unmapped(
         &mut self,
         pool: &mut Pool,
         redundancy: &mut Redundancy,
@@ -183,118 +183,5 @@ impl Pages {
             op.kind != Kind::Read && writer.is_some_and(|writer| ops.peek(writer).is_reported)
         };
         ended + self.fail_waiting(pool, redundancy, parity, (space, slab), is_behind_reported, Failure::Silent)
-    }
-}
-
-impl Pages {
-    /// Has those looked at that wait for the map for too long, and for anything else.
-    pub(in crate::client) fn poll_overdue(&self, pool: &mut Pool, now: Time) {
-        if pool.patience().is_some_and(|patience| pool.map.questions.poll_overdue(now, patience)) {
-            self.mark_unanswered(pool, |_| true);
-        }
-    }
-}
-
-impl Pool {
-    /// How long writes wait that could not begin, and how they end then.
-    fn unmapped_end(&self) -> Option<(Duration, Failure)> {
-        let declined = self.config.map_patience.map(|patience| (patience, Failure::Declined));
-        declined.or(self.config.error_after.map(|patience| (patience, Failure::Silent)))
-    }
-
-    /// Whether writes that could not begin are to be looked at for the time they have waited.
-    pub(in crate::client) fn ends_unmapped(&self) -> bool {
-        self.unmapped_end().is_some()
-    }
-
-    /// Whether writes to a slab that nobody has end without a question. Who has another place for them does not ask a control plane
-    /// that seems to be silent; others try now and then.
-    pub(in crate::client) fn ends_unasked(&self, now: Time) -> bool {
-        let Some((patience, failure)) = self.unmapped_end() else { return false };
-        let is_late = self.map.questions.all_late_at(now, patience).is_some_and(|at| at <= now);
-        let tries = || self.map.questions.younger_than(now, GRACE) < TRIALS_MAX;
-        is_late && (failure == Failure::Declined || self.map.questions.len() >= TRIALS_OPEN_MAX || !tries())
-    }
-
-    fn grace(&self) -> Duration {
-        // Who has another place for his pages uses that.
-        if self.config.map_patience.is_some() { Duration::ZERO } else { GRACE }
-    }
-
-    /// How long an answer is waited for by those who fail then.
-    fn patience(&self) -> Option<Patience> {
-        self.config.error_after.map(|at_most| Patience { at_most, grace: self.grace() })
-    }
-
-    /// When the answer about some slabs will have been waited for for too long: the first of them, or any answer if none of them is
-    /// asked about, and not before what waits `since` then has shown whether there is one.
-    fn answer_late_at(
-        &self,
-        now: Time,
-        patience: Duration,
-        space: SpaceIndex,
-        since: Option<Time>,
-        about: impl Fn(SlabNo) -> bool,
-    ) -> Option<Time> {
-        let all_late = self.map.questions.all_late_at(now, patience);
-        let fits = |question: &Question| match &question.request {
-            ControlRequest::Change(change) => question.space == space && about(change.slab),
-            _ => false,
-        };
-        let asked = self.map.questions.first_asked(now, fits);
-        let unasked = all_late.map(|late| since.map_or(late, |since| late.max(since + self.grace())));
-        let patience = Patience { at_most: patience, grace: self.grace() };
-        asked.map(|asked| patience.late_at(asked, all_late)).or(unasked)
-    }
-
-    /// When those who wait for the map are to be looked at.
-    pub(in crate::client) fn overdue_at(&self, now: Time) -> Option<Time> {
-        self.map.questions.overdue_at(now, self.patience()?)
-    }
-
-    /// Whether that takes too long.
-    fn is_map_overdue(&self, now: Time, space: SpaceIndex, slab: SlabNo) -> bool {
-        let Some(patience) = self.config.error_after else { return false };
-        let is_late = |slab: SlabNo| {
-            self.map.spaces[space].slabs[slab].pending.is_some()
-                && self.answer_late_at(now, patience, space, None, |asked| asked == slab).is_some_and(|at| at <= now)
-        };
-        is_late(slab) || self.map.unread_tables(space, slab).any(is_late)
-    }
-
-    /// Whether the map of a space that another client writes has been asked for for too long.
-    pub(in crate::client) fn is_look_overdue(&self, space: SpaceIndex) -> bool {
-        self.is_question_overdue(space, |request| matches!(request, ControlRequest::Look { .. }))
-    }
-
-    /// Whether something about a space has been asked for too long.
-    pub(in crate::client) fn is_question_overdue(
-        &self,
-        space: SpaceIndex,
-        fits: impl Fn(&ControlRequest) -> bool,
-    ) -> bool {
-        self.patience().is_some_and(|patience| self.map.questions.is_overdue(self.now, patience, space, fits))
-    }
-
-    /// Copies that must have a write and cannot take it.
-    fn missing(&self, space: SpaceIndex, slab: SlabNo, required: PeerSet) -> PeerSet {
-        let failed = self.map.spaces[space].slabs[slab].failed;
-        required.iter().filter(|peer| failed.has(*peer) || self.sessions.peers[*peer].is_down()).collect()
-    }
-
-    /// Whether a write to an open slab could not end before the map is changed, and that takes too long.
-    pub(in crate::client) fn is_left_to_late_map(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let is_pending = self.config.error_after.is_some() && self.map.spaces[space].slabs[slab].pending.is_some();
-        is_pending
-            && !self.missing(space, slab, self.required(space, slab)).is_empty()
-            && self.is_map_overdue(self.now, space, slab)
-    }
-}
-
-impl Map {
-    /// Whether a change of the map is under way for a slab, or for what says which versions it has.
-    pub(in crate::client) fn waits_for_map(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let is_pending = |slab: SlabNo| self.spaces[space].slabs[slab].pending.is_some();
-        is_pending(slab) || self.unread_tables(space, slab).any(is_pending)
     }
 }
