@@ -19,10 +19,10 @@
 //!
 //! | part | what it owns |
 //! |---|---|
-//! | [`Pool`] | settings, time, chance, counters; `sessions`: servers, and requests to them; `map`: spaces, their slabs, questions to the control plane |
-//! | [`Pages`] | callers' operations, reads that wait for silent servers, confirmations |
-//! | [`Redundancy`] | copies in the making, scrub, slabs without content, room that servers keep |
-//! | [`Parity`] | pages that are put together from others, groups that get parity or lose it, the ledger |
+//! | `Pool` | settings, time, chance, counters; `sessions`: servers, and requests to them; `map`: spaces, their slabs, questions to the control plane |
+//! | `Pages` | callers' operations, reads that wait for silent servers, confirmations |
+//! | `Redundancy` | copies in the making, scrub, slabs without content, room that servers keep |
+//! | `Parity` | pages that are put together from others, groups that get parity or lose it, the ledger |
 //!
 //! Parts below do not know those above: `sessions` and `map` know nothing of each other, `Pool` knows both, and the other three
 //! stand on it. What is a part of these has its state in private fields (`ops.rs`, `peers.rs`, `copies.rs`). What has work of its own

@@ -7,7 +7,7 @@
 //! # Why a read is right
 //!
 //! What is acknowledged is at every copy that the map names at that moment, and a copy in the making comes into the map when it has
-//! all of that ([`super::Client::required`]). So a copy that the map named at *any* moment after the read began has what the read has to
+//! all of that ([`super::pool::Pool::required`]). So a copy that the map named at *any* moment after the read began has what the read has to
 //! return, and from then on, whether it stays in the map or not, has nothing older. A read therefore waits for a *look* at the map
 //! that was asked for after it began, and then asks a copy of that map, for the page of exactly that grant: a server that was given
 //! the slab anew since then refuses. All reads that begin while a look is under way share the next one.

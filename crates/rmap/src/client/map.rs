@@ -151,3 +151,59 @@ impl Map {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::SpaceSpec;
+    use crate::client::sealed::Tenure;
+    use crate::control::{Change, ControlRequest, MapEntry, Replica};
+    use crate::crypto::{KEY_SIZE, SpaceKey};
+    use crate::units::{Generation, ServerId, SpaceId, Version};
+
+    const SPACE: SpaceIndex = SpaceIndex(0);
+
+    /// The map of an owner's space of four slabs. Two servers have the second.
+    fn map() -> Map {
+        let mut map = Map::new(SlabSize::new(8).unwrap());
+        let spec = SpaceSpec { id: SpaceId(1), pages: 32, copies: 2, reserve: 0, key: [1; KEY_SIZE] };
+        let replica = |server| Replica { server: ServerId(server), grant: Version::new(Generation(1), 1, false) };
+        let held = [(SlabNo(1), MapEntry::of([replica(1), replica(2)]))];
+        let key = SpaceKey::new(&spec.key, spec.id);
+        map.spaces.push(Space::new(&spec, key, (Generation(1), 7), Tenure::Owner, map.size, &held));
+        map
+    }
+
+    #[test]
+    fn a_slab_that_somebody_has_is_looked_at_once() {
+        let mut map = map();
+        (0..2).for_each(|_| map.mark_all());
+        assert_eq!((map.next_due(), map.next_due()), (Some((SPACE, SlabNo(1))), None));
+    }
+
+    #[test]
+    fn what_finds_no_room_waits_with_the_slab_that_is_being_looked_at() {
+        let mut map = map();
+        map.begin_look(SPACE, SlabNo(0));
+        // What an earlier owner left may be of no slab of today.
+        [1, 99].into_iter().for_each(|slab| map.wait_for_room(SPACE, Some(SlabNo(slab))));
+        map.end_look();
+        map.wait_for_room(SPACE, None);
+        let waiting: Vec<_> = std::iter::from_fn(|| map.next_with_room()).collect();
+        assert_eq!(waiting, [(SPACE, SlabNo(1)), (SPACE, SlabNo(0))]);
+    }
+
+    #[test]
+    fn an_entry_changes_when_the_control_plane_has_confirmed_it() {
+        let (mut map, slab) = (map(), SlabNo(1));
+        let before = map.spaces[SPACE].slabs[slab].entry.clone();
+        map.propose(SPACE, slab, MapEntry::lost());
+        assert_eq!(map.spaces[SPACE].slabs[slab].entry, before);
+        assert!(map.waits_for_map(SPACE, slab) && !map.waits_for_map(SPACE, SlabNo(0)));
+        let Some((_, ControlRequest::Change(Change { entry, .. }))) = map.questions.poll(Time(0)) else {
+            unreachable!("it was asked for")
+        };
+        assert_eq!((entry.lost, entry.revision), (true, before.revision + 1));
+        assert_eq!(map.due(), Some(Time(0) + std::time::Duration::from_millis(500)), "it is asked again");
+    }
+}

@@ -2,8 +2,8 @@
 //!
 //! Owns the operations ([`Ops`]), the reads that wait for silent servers ([`ReadQueue`]), and those who ask whether this client
 //! still owns a space ([`Confirms`]). Each operation ends once for its caller, and a write only when every copy that it needs has
-//! it, or with an error. Requests go out through the [`Pool`](super::pool::Pool); a page of a group with parity may be put together
-//! by [`Parity`](super::parity::Parity). What the methods need of these, and what they change there, is in their arguments.
+//! it, or with an error. Requests go out through the [`Pool`]; a page of a group with parity may be put together
+//! by [`Parity`]. What the methods need of these, and what they change there, is in their arguments.
 
 mod confirm;
 mod fail;

@@ -51,7 +51,7 @@ impl Pool {
         self.config.fault == Some(fault)
     }
 
-    /// A new random name for this owner, never zero ([`Space::owner`]).
+    /// A new random name for this owner, never zero ([`Space::owner`](super::slab::Space::owner)).
     pub fn new_owner(&self) -> u64 {
         self.entropy.next_u64().max(1)
     }

@@ -9,12 +9,12 @@ use crate::client::{Client, SpaceRef};
 use crate::units::{SlabSize, Time};
 
 impl Client {
-    /// Replaces [`ClientConfig::scrub_pass`] from now on.
+    /// Replaces [`ClientConfig::scrub_pass`](crate::client::ClientConfig::scrub_pass) from now on.
     pub fn set_scrub_pass(&mut self, pass: Option<Duration>) {
         self.pool.config.scrub_pass = pass;
     }
 
-    /// Replaces [`ClientConfig::keep_after`] from now on.
+    /// Replaces [`ClientConfig::keep_after`](crate::client::ClientConfig::keep_after) from now on.
     pub fn set_keep_after(&mut self, keep_after: Duration) {
         self.pool.config.keep_after = keep_after;
     }
