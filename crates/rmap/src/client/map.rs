@@ -61,10 +61,12 @@ impl Map {
         due.into_iter().flatten().min()
     }
 
+    /// The slab that a page is in.
     pub fn slab_of(&self, page: PageNo) -> Option<SlabNo> {
         self.size.slab(page)
     }
 
+    /// The first page of a slab, by which requests name it.
     pub fn first_page(&self, slab: SlabNo) -> PageNo {
         self.size.page(slab, 0)
     }
@@ -96,6 +98,7 @@ impl Map {
         self.agenda.begin((space, slab), &mut self.spaces[space].slabs[slab].marks);
     }
 
+    /// It has been looked at.
     pub fn end_look(&mut self) {
         self.agenda.end();
     }
@@ -133,6 +136,7 @@ impl Map {
         self.spaces.indices().for_each(|space| self.mark_all_of(space));
     }
 
+    /// The same of one space. A slab that nobody has depends on no server.
     pub fn mark_all_of(&mut self, space: SpaceIndex) {
         for slab in self.spaces[space].slabs.indices() {
             if !matches!(self.spaces[space].slabs[slab].phase, Phase::Vacant) {

@@ -47,6 +47,7 @@ impl Pool {
         }
     }
 
+    /// Whether this mistake is built in.
     pub fn has(&self, fault: Fault) -> bool {
         self.config.fault == Some(fault)
     }
@@ -61,6 +62,7 @@ impl Pool {
         self.ask_for(request).is_some()
     }
 
+    /// The same, and the number that it has. Where too much is asked already, its slab waits for room.
     pub fn ask_for(&mut self, request: Request) -> Option<ExchangeId> {
         let Some(id) = self.sessions.exchanges.begin(request) else {
             self.map.wait_for_room(request.space, self.map.slab_of(request.page));

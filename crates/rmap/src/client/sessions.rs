@@ -94,6 +94,7 @@ impl Sessions {
         here.iter().find(|peer| self.peers[*peer].pressure() == Pressure::Red).into_iter().collect()
     }
 
+    /// Whether what a server has is to be moved away, and is in its memory.
     pub fn flees(&self, peer: PeerIndex) -> bool {
         self.peers[peer].wants_relief() && !self.peers[peer].has_overflow_disk()
     }

@@ -25,6 +25,7 @@ impl Map {
         self.ask_control(space, ControlRequest::Change(change));
     }
 
+    /// Asks the control plane something about a space, until it is answered.
     pub fn ask_control(&mut self, space: SpaceIndex, request: ControlRequest) {
         self.questions.ask(space, request);
     }

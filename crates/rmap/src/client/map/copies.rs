@@ -30,6 +30,7 @@ impl Map {
         self.spaces.iter().map(of_space).sum()
     }
 
+    /// The copy in the making of a slab, if there is one, has come to this step.
     pub fn set_step(&mut self, space: SpaceIndex, slab: SlabNo, step: Step) {
         if let Some(repair) = &mut self.spaces[space].slabs[slab].repair {
             repair.step = step;
@@ -42,6 +43,7 @@ impl Map {
         self.mark(space, slab);
     }
 
+    /// How far the servers are that copy a slab among themselves.
     pub fn transfer_of(&self, space: SpaceIndex, slab: SlabNo) -> Option<Transfer> {
         match self.spaces[space].slabs[slab].repair.as_ref()?.step {
             Step::Transferring(transfer) => Some(transfer),

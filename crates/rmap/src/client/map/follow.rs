@@ -11,6 +11,7 @@ use crate::control::{ControlRequest, MapEntry};
 use crate::units::{SlabNo, Time};
 
 impl Map {
+    /// Whether another client writes a space that this one only reads.
     pub fn is_followed(&self, space: SpaceIndex) -> bool {
         self.spaces[space].tenure == Tenure::Follower
     }
@@ -42,6 +43,7 @@ impl Map {
         }
     }
 
+    /// Takes in which groups have parity by what the control plane says.
     pub fn note_parity(&mut self, space: SpaceIndex, map: &[(SlabNo, MapEntry)]) {
         let state = &mut self.spaces[space];
         for (slab, entry) in map {

@@ -29,11 +29,13 @@ impl Map {
         columns.filter(move |column| *column != slab && spaces[space].slabs.get(*column).is_some_and(|s| s.is_held()))
     }
 
+    /// Members of a group that some server has, or had.
     pub fn held_members(&self, space: SpaceIndex, group: GroupIndex) -> Members {
         let state = &self.spaces[space];
         state.layout.members(group).filter(|slab| state.slabs[*slab].is_held()).collect()
     }
 
+    /// Whether the versions of all of them are known.
     pub fn members_known(&self, space: SpaceIndex, group: GroupIndex) -> bool {
         self.held_members(space, group).iter().all(|slab| self.knows_versions(space, *slab))
     }

@@ -69,6 +69,7 @@ impl Map {
         }
     }
 
+    /// A part of a slab's versions was written to the ledger, or could not be.
     pub fn part_was_written(&mut self, (space, slab): (SpaceIndex, SlabNo), result: Result<(), Failure>) {
         let table_pages = self.spaces[space].layout.table_pages;
         let state = &mut self.spaces[space].slabs[slab];

@@ -69,6 +69,7 @@ impl Pages {
         }
     }
 
+    /// Ends the writes of a slab that could not begin, as declined or failed.
     pub fn end_unmapped(
         &mut self,
         pool: &mut Pool,

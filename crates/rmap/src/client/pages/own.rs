@@ -17,6 +17,7 @@ impl Pages {
         self.any_own(space, slab, |_| true)
     }
 
+    /// Whether an operation of the client's own that is about a slab fits.
     pub fn any_own(&self, space: SpaceIndex, slab: SlabNo, fits: impl Fn(&Operation) -> bool) -> bool {
         let about_it = |op: &Operation| op.is_own && op.space == space && slab_and_part(op.token).0 == slab;
         self.ops.own_begun() > 0 && self.ops.any(|op| about_it(op) && fits(op))

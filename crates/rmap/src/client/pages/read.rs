@@ -37,6 +37,7 @@ impl Pages {
         })
     }
 
+    /// Answers a read if it can be answered now, or asks a server; else it waits for its slab.
     pub fn try_read(&mut self, pool: &mut Pool, parity: &mut Parity, op: OpIndex) {
         let Operation { space, page, .. } = *self.ops.peek(op);
         if pool.map.spaces[space].is_taken {
@@ -79,6 +80,7 @@ impl Pages {
         }
     }
 
+    /// A read of what was never written, or trimmed.
     pub fn read_zero(&mut self, pool: &mut Pool, op: OpIndex) {
         pool.stats.reads_local += 1;
         self.ops.get(op).has_content = false;
@@ -139,6 +141,7 @@ impl Pages {
         }
     }
 
+    /// Asks one copy for the page of a read.
     pub fn ask_copy(&mut self, pool: &mut Pool, op: OpIndex, peer: PeerIndex) {
         let Operation { space, page, class, version, .. } = *self.ops.peek(op);
         let request = Request { role: Role::Read { op }, peer, op: Wire::Read, class, space, page, version };
@@ -173,6 +176,7 @@ impl Pages {
         }
     }
 
+    /// A copy has answered a read.
     pub fn read_answered(
         &mut self,
         pool: &mut Pool,

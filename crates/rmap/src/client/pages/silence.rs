@@ -40,6 +40,7 @@ impl Pages {
         can
     }
 
+    /// Has the slabs looked at whose operations fit and did not end, with their groups.
     pub fn mark_unanswered(&self, pool: &mut Pool, fits: impl Fn(&Operation) -> bool) {
         let waits = |op: &Operation| matches!(op.stage, Stage::Waiting | Stage::Active) && fits(op);
         for op in self.ops.select(waits) {

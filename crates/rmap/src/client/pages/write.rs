@@ -33,6 +33,7 @@ impl Pages {
         }
     }
 
+    /// Begins a write if it can begin now; else it waits for its slab, its group or another write to its page.
     pub fn try_write(&mut self, pool: &mut Pool, redundancy: &mut Redundancy, parity: &mut Parity, op: OpIndex) {
         let Operation { space, page, .. } = *self.ops.peek(op);
         if pool.map.spaces[space].is_taken {
@@ -90,6 +91,7 @@ impl Pages {
         }
     }
 
+    /// A copy has a write, or cannot take it.
     pub fn write_answered(
         &mut self,
         pool: &mut Pool,
@@ -141,6 +143,7 @@ impl Pages {
         }
     }
 
+    /// A write ends, and the next one to its page gets its turn.
     pub fn end_write(
         &mut self,
         pool: &mut Pool,

@@ -12,6 +12,7 @@ use crate::units::{Class, PAGE_SIZE, SEALED_SIZE};
 use crate::wire::message::{Op as Wire, Status};
 
 impl Parity {
+    /// Asks for the pages of a stripe. `false`, and it does not begin, if there are none or too much is asked already.
     pub fn begin_stripe(
         &mut self,
         pool: &mut Pool,

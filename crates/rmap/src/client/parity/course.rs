@@ -11,6 +11,7 @@ use crate::client::slab::Phase;
 use crate::units::SlabNo;
 
 impl Parity {
+    /// Whether the parity of the group of a slab is to leave.
     pub fn is_dissolving(&self, pool: &Pool, space: SpaceIndex, slab: SlabNo) -> bool {
         let group = pool.map.spaces[space].layout.group(slab);
         group.is_some_and(|group| self.cold.course(space, group) == Course::Dissolving)
@@ -49,6 +50,7 @@ impl Parity {
         }
     }
 
+    /// Servers that have no room for what the group of a slab needs.
     pub fn refused(&self, pool: &Pool, space: SpaceIndex, slab: SlabNo) -> PeerSet {
         let group = pool.map.spaces[space].layout.group(slab);
         group.map(|group| self.cold.refused(space, group)).unwrap_or_default()

@@ -23,6 +23,7 @@ impl Parity {
         any
     }
 
+    /// Has a slab's versions read from the ledger.
     pub fn read_table(&mut self, pool: &mut Pool, pages: &Pages, space: SpaceIndex, slab: SlabNo) {
         if self.may_begin_table(pages, space, slab) {
             let state = &mut pool.map.spaces[space].slabs[slab];
@@ -40,6 +41,7 @@ impl Parity {
         }
     }
 
+    /// Has a slab's versions written to the ledger.
     pub fn write_table(&mut self, pool: &mut Pool, space: SpaceIndex, slab: SlabNo) {
         pool.map.spaces[space].slabs[slab].table = Table::Written { next: 0, done: 0 };
         // One that an earlier making left waits for a server, maybe.

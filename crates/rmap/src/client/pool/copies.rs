@@ -44,6 +44,7 @@ impl Pool {
         self.copies_to_ask(space, slab).iter().filter(|peer| !self.sessions.peers[*peer].is_down()).collect()
     }
 
+    /// Copies of a slab that may be read, at servers that are not silent.
     pub fn copies_up(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
         self.copies_to_read(space, slab).iter().filter(|peer| !self.sessions.peers[*peer].is_down()).collect()
     }
@@ -55,6 +56,7 @@ impl Pool {
         up.min_by_key(|peer| self.sessions.peers[*peer].round_trip())
     }
 
+    /// Whether a slab has copies, and these servers have all of them.
     pub fn is_each_copy_of(&self, space: SpaceIndex, slab: SlabNo, set: PeerSet) -> bool {
         let replicas = &self.map.spaces[space].slabs[slab].entry.replicas;
         let has = |replica: &Replica| self.sessions.peers.of(replica.server).is_some_and(|peer| set.has(peer));

@@ -19,6 +19,7 @@ impl Pool {
         parity && self.map.other_columns(space, slab).all(|column| self.nearest(space, column).is_some())
     }
 
+    /// Where the pages are read that one is put together from. `None` if one of them cannot be read now.
     pub fn sources(&self, space: SpaceIndex, slab: SlabNo, index: usize) -> Option<Sources> {
         let mut sources = Sources::default();
         let mut free = sources.iter_mut();
@@ -144,6 +145,7 @@ impl Pool {
         all.len() > members.len() && self.room_apart(space, parity, false).is_some()
     }
 
+    /// Whether a member has no copy at a server that answers, and can be made anew.
     pub fn is_gone_and_waits(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.map.spaces[space].slabs[slab];
         let is_member = !self.map.spaces[space].layout.is_parity(slab);

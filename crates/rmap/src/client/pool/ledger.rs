@@ -36,6 +36,7 @@ impl Pool {
         self.map.slab_of(page).is_none_or(|slab| self.is_slab_at_hand(space, slab))
     }
 
+    /// The same of any page of a slab.
     pub fn is_slab_at_hand(&self, space: SpaceIndex, slab: SlabNo) -> bool {
         let state = &self.map.spaces[space];
         match &state.slabs[slab].phase {

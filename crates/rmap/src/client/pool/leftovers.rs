@@ -9,12 +9,14 @@ use crate::units::{Class, Generation, PageNo, SLABS_MAX, SlabNo, Version};
 use crate::wire::message::{HELD_END, HELD_SIZE, Op, Status};
 
 impl Pool {
+    /// Whether this client may ask a server what earlier owners left there, and the server answers.
     pub fn may_look(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
         let state = &self.map.spaces[space];
         let owns = state.tenure.changes_map() && !state.is_taken && !state.is_stale;
         owns && state.generation > Generation(1) && self.sessions.peers[peer].is_up()
     }
 
+    /// Whether a server is still to be asked that, and may be.
     pub fn is_to_be_looked_at(&self, space: SpaceIndex, peer: PeerIndex) -> bool {
         self.may_look(space, peer) && !self.map.spaces[space].looked_at.has(peer)
     }

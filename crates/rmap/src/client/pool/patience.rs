@@ -34,6 +34,7 @@ impl Pool {
         is_late && (failure == Failure::Declined || self.map.questions.len() >= TRIALS_OPEN_MAX || !tries())
     }
 
+    /// How long a question is waited for that is asked while older ones have no answer.
     pub fn grace(&self) -> Duration {
         // Who has another place for his pages uses that.
         if self.config.map_patience.is_some() { Duration::ZERO } else { GRACE }

@@ -59,12 +59,14 @@ impl Pool {
         }
     }
 
+    /// The same where this client is one.
     pub fn look_after_if_reader(&mut self, parity: &Parity, space: SpaceIndex, slab: SlabNo) {
         if self.map.spaces[space].tenure == Tenure::Reader {
             self.look_after(parity, space, slab);
         }
     }
 
+    /// Whether any slab of a space has too few copies at servers that answer.
     pub fn is_short(&self, parity: &Parity, space: SpaceIndex) -> bool {
         self.map.spaces[space].slabs.indices().any(|slab| self.is_slab_short(parity, space, slab))
     }

@@ -44,6 +44,7 @@ impl Pool {
         }
     }
 
+    /// Asks the copies of a slab in the map that nothing is known of yet.
     pub fn check_copies(&mut self, space: SpaceIndex, slab: SlabNo) {
         let copies = self.sessions.peers_of(&self.map.spaces[space].slabs[slab].entry);
         for peer in copies.iter() {
@@ -66,6 +67,7 @@ impl Pool {
         }
     }
 
+    /// Asks a server for a slab, as this grant of it.
     pub fn grant(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex, grant: Version) -> bool {
         let page = self.map.first_page(slab);
         let request =
@@ -73,6 +75,7 @@ impl Pool {
         self.ask(request)
     }
 
+    /// Asks a copy which versions its pages have, from this one on.
     pub fn ask_versions(&mut self, space: SpaceIndex, slab: SlabNo, peer: PeerIndex, index: usize) -> bool {
         let page = self.map.size.page(slab, index);
         let (role, version) = (Role::Versions, Version::NEVER);
@@ -134,6 +137,7 @@ impl Pool {
         }
     }
 
+    /// A server cannot talk to this client. `None` if that is not what the datagram proves.
     pub fn was_refused(&mut self, receiver: u32, datagram: &[u8]) -> Option<()> {
         let peer = self.sessions.peers.of_number(receiver)?;
         let is_refused = self.sessions.peers[peer].has_refused(receiver, datagram, &self.config.pool)?;

@@ -105,6 +105,7 @@ impl Redundancy {
         }
     }
 
+    /// Has a slab leave the map. `false`, and nothing is done, if it cannot now.
     pub fn begin_discard(
         &mut self,
         pool: &mut Pool,

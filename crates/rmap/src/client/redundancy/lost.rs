@@ -92,6 +92,7 @@ impl Redundancy {
         }
     }
 
+    /// An exchange has ended without an answer: whoever waited for it goes on.
     pub fn was_cancelled(&mut self, pool: &mut Pool, pages: &mut Pages, parity: &mut Parity, exchange: &Exchange) {
         match exchange.role {
             Role::Read { op } => {

@@ -97,6 +97,7 @@ impl Redundancy {
         kept.saturating_sub(replicas.filter(|replica| replica.server == server).count() as u64)
     }
 
+    /// Begins a new copy of a slab that has too few, or one at a server that wants to be rid of it, if it is its turn.
     pub fn begin_repair(&mut self, pool: &mut Pool, parity: &Parity, space: SpaceIndex, slab: SlabNo, here: PeerSet) {
         let copies = pool.sessions.peers_of(&pool.map.spaces[space].slabs[slab].entry);
         let replaces = here.iter().find(|peer| pool.sessions.peers[*peer].wants_relief());

@@ -17,6 +17,7 @@ use crate::control::{MapEntry, Replica};
 use crate::units::{SlabNo, Time};
 
 impl Redundancy {
+    /// Does what comes next for an open slab of an owner or keeper: copies leave, or one is made.
     pub fn advance_open(
         &mut self,
         pool: &mut Pool,
@@ -58,6 +59,7 @@ impl Redundancy {
         }
     }
 
+    /// Does what comes next for the copy in the making of a slab.
     pub fn advance_repair(
         &mut self,
         pool: &mut Pool,
@@ -231,6 +233,7 @@ impl Redundancy {
         if repair.is_some_and(|repair| repair.peer == peer) { self.end_repair(pool, space, slab) } else { None }
     }
 
+    /// Gives up the copy in the making of a slab, if there is one.
     pub fn abort_repair(
         &mut self,
         pool: &mut Pool,
