@@ -14,19 +14,19 @@
 //!
 //! # Who owns what
 //!
-//! Each part has its state in private fields and a few methods. What has work of its own is polled: it reads the others
-//! (`context`), changes itself, and returns what is to be done. `Client` passes that on; files named `apply.rs` do so.
+//! `Client` is made of four parts, and coordinates them: it takes datagrams, timers and calls in, hands each to the part that it is
+//! for, and keeps the order in which things happen. A method of a part says in its arguments which other parts it reads or changes.
 //!
-//! | part | state |
+//! | part | what it owns |
 //! |---|---|
-//! | `agenda` | slabs that are to be looked at |
-//! | `questions` | questions to the control plane |
-//! | `leftovers`, `ledger` | what earlier owners left; versions of pages that depend on parity |
-//! | `redundancy` | copies in the making, looks at all pages, slabs without content, room that servers keep |
-//! | `parity` | pages that are put together from others; groups that get parity or lose it |
-//! | `exchange`, `ops`, `tables`, `queued`, `confirm` | requests; callers' operations; tables of versions; waiting reads; confirmations |
-//! | `peers`, `returns` | servers and their sessions; slabs that go back to them |
-//! | `spaces` | spaces and their slabs: `Client` itself |
+//! | `Pool` | settings, time, chance, counters; `sessions`: servers, and requests to them; `map`: spaces, their slabs, questions to the control plane |
+//! | `Pages` | callers' operations, reads that wait for silent servers, confirmations |
+//! | `Redundancy` | copies in the making, scrub, slabs without content, room that servers keep |
+//! | `Parity` | pages that are put together from others, groups that get parity or lose it, the ledger |
+//!
+//! Parts below do not know those above: `sessions` and `map` know nothing of each other, `Pool` knows both, and the other three
+//! stand on it. What is a part of these has its state in private fields (`ops.rs`, `peers.rs`, `copies.rs`). What has work of its own
+//! is polled with a `Context`, changes itself, and returns what is to be done.
 //!
 //! # When something fails
 //!
@@ -39,6 +39,7 @@
 
 mod agenda;
 mod attach;
+mod changes;
 mod check;
 mod config;
 mod confirm;
@@ -52,6 +53,7 @@ mod index;
 mod ledger;
 mod leftovers;
 mod load;
+mod map;
 mod open;
 mod ops;
 mod outcome;
@@ -59,6 +61,7 @@ mod pages;
 mod parity;
 mod peer;
 mod peers;
+mod pool;
 mod questions;
 mod read_queue;
 mod receive;
@@ -69,6 +72,8 @@ mod returns;
 mod scrub;
 mod sealed;
 mod servers;
+mod sessions;
+mod settings;
 mod slab;
 mod stats;
 mod tables;
@@ -76,17 +81,20 @@ mod timers;
 mod transfer;
 mod transmit;
 mod trims;
-mod unanswered;
 mod unmapped;
 mod vacate;
 mod view;
 
-use std::time::Duration;
-
+use crate::client::index::SpaceIndex;
+use crate::client::ops::Kind;
+use crate::client::pages::Pages;
+use crate::client::parity::Parity;
+use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
 use crate::control::{ControlReply, ControlRequest, QuestionId};
 use crate::crypto::Entropy;
 use crate::crypto::entropy::SharedEntropy;
-use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, SlabNo, Time, content_of};
+use crate::units::{Class, Page, PageNo, SEALED_SIZE, SealedPage, Time, content_of};
 
 pub use config::{ClientConfig, Fault};
 pub use exchange::WINDOW_MAX;
@@ -107,50 +115,15 @@ pub use tables::{SPARES_MAX, SpareTable};
 pub use vacate::GIVE_BACK_AFTER;
 pub use view::PageRun;
 
-use agenda::Agenda;
-use confirm::Confirms;
-use exchange::{ExchangeId, Exchanges, Request};
-use index::{List, PeerIndex, SpaceIndex};
-use ledger::Ledger;
-use leftovers::Leftovers;
-use load::LoadWatch;
-use ops::Ops;
-use parity::Parity;
-use peers::Peers;
-use questions::Questions;
-use read_queue::ReadQueue;
-use redundancy::Redundancy;
-use returns::Returns;
-use slab::Space;
-use tables::Tables;
-
 /// A client of a pool, with all the spaces that it has attached.
 #[derive(Debug)]
 pub struct Client {
-    config: ClientConfig,
-    entropy: SharedEntropy,
-    peers: Peers,
-    returns: List<PeerIndex, Returns>,
-    spaces: List<SpaceIndex, Space>,
-    exchanges: Exchanges,
-    ops: Ops,
-    read_queue: ReadQueue,
-    confirms: Confirms,
+    pool: Pool,
+    pages: Pages,
     redundancy: Redundancy,
     parity: Parity,
-    ledger: Ledger,
-    tables: Tables,
     /// The payload of the reply that is being looked at; a page's room.
     reply: Box<[u8]>,
-    agenda: Agenda,
-    load: LoadWatch,
-    questions: Questions,
-    /// Sealed spaces that are not as they should be.
-    watched: Vec<SpaceIndex>,
-    leftovers: Leftovers,
-    /// When something last came.
-    now: Time,
-    stats: ClientStats,
     /// How often a slab was looked at.
     #[cfg(test)]
     advanced: u64,
@@ -158,32 +131,13 @@ pub struct Client {
 
 impl Client {
     pub fn new(config: ClientConfig, entropy: Box<dyn Entropy>) -> Client {
-        let entropy = SharedEntropy::new(entropy);
-        let tables = Tables::new(config.slab_size);
-        let exchanges = Exchanges::new(config.questions_max);
-        let ops = Ops::new(config.slab_size, config.error_after.is_some());
+        let pages = Pages::new(config.slab_size, config.error_after.is_some());
         Client {
-            config,
-            peers: Peers::new(entropy.clone()),
-            entropy,
-            returns: List::default(),
-            spaces: List::default(),
-            exchanges,
-            ops,
-            read_queue: ReadQueue::default(),
-            confirms: Confirms::default(),
+            pool: Pool::new(config, SharedEntropy::new(entropy)),
+            pages,
             redundancy: Redundancy::new(),
             parity: Parity::new(),
-            ledger: Ledger::default(),
-            tables,
             reply: vec![0; SEALED_SIZE].into(),
-            agenda: Agenda::default(),
-            load: LoadWatch::default(),
-            questions: Questions::default(),
-            watched: Vec::new(),
-            leftovers: Leftovers::default(),
-            now: Time::default(),
-            stats: ClientStats::default(),
             #[cfg(test)]
             advanced: 0,
         }
@@ -195,19 +149,15 @@ impl Client {
     /// # Errors
     /// More than [`SERVERS_MAX`]; one that has answered elsewhere.
     pub fn add_server(&mut self, now: Time, info: ServerInfo) -> Result<(), ClientError> {
-        self.peers.add(now, info, &self.config)?;
-        while self.returns.len() < self.peers.iter().len() {
-            self.returns.push(Returns::new());
-        }
-        Ok(())
+        self.pool.sessions.add(now, info, &self.pool.config)
     }
 
     /// Takes note of where a server says it is. One that is silent is greeted there too, at once if that is news; one that
     /// answers, but says that it has begun a new life, is asked for a sign of the old one. `false` if no such server is known.
     pub fn hint(&mut self, now: Time, hint: &Hint) -> bool {
-        let peer = self.peers.of(hint.server);
-        if let Some(peer) = peer.filter(|peer| self.peers[*peer].hint(now, hint)) {
-            self.peers.greet(peer, &self.config);
+        let peer = self.pool.sessions.peers.of(hint.server);
+        if let Some(peer) = peer.filter(|peer| self.pool.sessions.peers[*peer].hint(now, hint)) {
+            self.pool.sessions.peers.greet(peer, &self.pool.config);
         }
         peer.is_some()
     }
@@ -274,9 +224,68 @@ impl Client {
         self.begin_write(now, space.0, page, class, None::<fn(&mut Page)>, token)
     }
 
+    fn begin_read(
+        &mut self,
+        now: Time,
+        space: SpaceIndex,
+        page: PageNo,
+        class: Class,
+        token: Token,
+    ) -> Result<(), Refused> {
+        if page.0 >= self.pool.map.spaces[space].pages {
+            return Err(Refused::BeyondEnd);
+        }
+        if !self.pages.begin_again(&mut self.pool, &mut self.parity, space, page, class, (token, now)) {
+            return Err(Refused::Busy);
+        }
+        self.pool.stats.reads += 1;
+        self.settle(now);
+        Ok(())
+    }
+
+    fn begin_write(
+        &mut self,
+        now: Time,
+        space: SpaceIndex,
+        page: PageNo,
+        class: Class,
+        content: Option<impl FnOnce(&mut Page)>,
+        token: Token,
+    ) -> Result<(), Refused> {
+        if page.0 >= self.pool.map.spaces[space].pages {
+            return Err(Refused::BeyondEnd);
+        }
+        if self.pool.map.spaces[space].tenure != Tenure::Owner {
+            return Err(Refused::ReadOnly);
+        }
+        if !self.pages.ops.has_room_for_write() {
+            return Err(Refused::Busy);
+        }
+        let version = self.pool.map.spaces[space].next_version(content.is_none()).ok_or(Refused::VersionsUsedUp)?;
+        let kind = Kind::Write { trim: content.is_none() };
+        let op = self.pages.ops.begin(kind, space, page, class, (token, now)).ok_or(Refused::Busy)?;
+        self.pool.stats.writes += 1;
+        self.pool.now = now;
+        match content {
+            Some(content) => self.pages.store_write(&mut self.pool, op, version, content),
+            None => self.pages.ops.get(op).version = version,
+        }
+        self.pages.try_write(&mut self.pool, &mut self.redundancy, &mut self.parity, op);
+        self.settle(now);
+        Ok(())
+    }
+
+    /// Asks whether this client still owns a space, at some moment from now on. The answer is an [`crate::client::Event::Written`].
+    ///
+    /// # Errors
+    /// Nothing was asked: too many wait for an answer, or the space is only read here.
+    pub fn confirm(&mut self, now: Time, space: SpaceRef, token: Token) -> Result<(), Refused> {
+        self.pages.confirm(&mut self.pool, now, space.0, token)
+    }
+
     /// The next result. A page that was read is put into `page`.
     pub fn poll_event(&mut self, page: &mut Page) -> Option<Event> {
-        self.next_event(|found| match found {
+        self.pages.next_event(&mut self.pool, &mut self.parity, |found| match found {
             Some(found) => *page = *content_of(found),
             None => page.fill(0),
         })
@@ -284,7 +293,7 @@ impl Client {
 
     /// The same without a copy: a page that was read is the beginning of `room`, which the client has the old one for.
     pub fn swap_event(&mut self, room: &mut Box<SealedPage>) -> Option<Event> {
-        self.next_event(|found| match found {
+        self.pages.next_event(&mut self.pool, &mut self.parity, |found| match found {
             Some(found) => std::mem::swap(room, found),
             None => room.fill(0),
         })
@@ -292,17 +301,17 @@ impl Client {
 
     /// Whether [`Client::poll_event`] has a result. Timeouts and answers of the control plane make some, too.
     pub fn has_event(&self) -> bool {
-        self.ops.has_done() || self.confirms.has_done()
+        self.pages.has_done()
     }
 
     /// A question for the control plane, to be answered by [`Client::on_control`]. Asked again if no answer comes.
     pub fn poll_control(&mut self, now: Time) -> Option<(QuestionId, ControlRequest)> {
-        self.questions.poll(now)
+        self.pool.map.questions.poll(now)
     }
 
     /// An answer of the control plane. Answers to questions that are settled are of no use any more.
     pub fn on_control(&mut self, now: Time, id: QuestionId, reply: ControlReply) {
-        if let Some(question) = self.questions.receive(now, id, &reply) {
+        if let Some(question) = self.pool.map.questions.receive(now, id, &reply) {
             self.control_answered(now, question, reply);
             self.settle(now);
         }
@@ -310,60 +319,14 @@ impl Client {
 
     /// Gives up what a server has, for good: as if it had come back empty.
     pub fn forget_content(&mut self, now: Time, server: crate::units::ServerId) {
-        if let Some(peer) = self.peers.of(server) {
+        if let Some(peer) = self.pool.sessions.peers.of(server) {
             self.content_lost(peer);
             self.settle(now);
         }
     }
 
     pub fn stats(&self) -> &ClientStats {
-        &self.stats
-    }
-
-    /// Replaces [`ClientConfig::scrub_pass`] from now on.
-    pub fn set_scrub_pass(&mut self, pass: Option<Duration>) {
-        self.config.scrub_pass = pass;
-    }
-
-    /// Replaces [`ClientConfig::keep_after`] from now on.
-    pub fn set_keep_after(&mut self, keep_after: Duration) {
-        self.config.keep_after = keep_after;
-    }
-
-    /// Asks every server how it is. What they say is in [`Client::servers`] as it comes; what gets lost is not asked
-    /// for again.
-    pub fn ask_reports(&mut self) {
-        self.peers.indices().for_each(|peer| self.peers[peer].ask_report());
-    }
-
-    /// Asks a server to be drained, or not to be. Its answer is in [`Client::servers`]; a request that gets lost is not
-    /// made again.
-    pub fn ask_drain(&mut self, server: crate::units::ServerId, drain: Drain) {
-        if let Some(peer) = self.peers.of(server) {
-            self.peers[peer].ask_drain(drain);
-        }
-    }
-
-    fn has(&self, fault: Fault) -> bool {
-        self.config.fault == Some(fault)
-    }
-
-    fn slab_of(&self, page: PageNo) -> Option<SlabNo> {
-        self.config.slab_size.slab(page)
-    }
-
-    /// A request to one server; waits in its queue until it may be sent.
-    fn ask(&mut self, request: Request) -> bool {
-        self.ask_for(request).is_some()
-    }
-
-    fn ask_for(&mut self, request: Request) -> Option<ExchangeId> {
-        let Some(id) = self.exchanges.begin(request) else {
-            self.wait_for_room(request.space, self.slab_of(request.page));
-            return None;
-        };
-        self.peers[request.peer].queue(request.class, id, &self.exchanges);
-        Some(id)
+        &self.pool.stats
     }
 }
 

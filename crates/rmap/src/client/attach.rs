@@ -1,10 +1,9 @@
 //! Opens spaces: as their owner, or as one of their readers.
 
-use super::outcome::COPIES_MAX;
-use super::sealed::Tenure;
-use super::servers::SERVERS_MAX;
-use super::slab::{SPACE_SLABS_MAX, Space};
-use super::{Client, ClientError, SPACES_MAX, SpaceRef, SpaceSpec};
+use crate::client::outcome::COPIES_MAX;
+use crate::client::sealed::Tenure;
+use crate::client::slab::{SPACE_SLABS_MAX, Space};
+use crate::client::{Client, ClientError, SPACES_MAX, SpaceRef, SpaceSpec};
 use crate::control::{MapEntry, Today};
 use crate::crypto::SpaceKey;
 use crate::units::{Generation, SlabNo};
@@ -31,7 +30,7 @@ impl Client {
     pub fn attach_reader(&mut self, spec: &SpaceSpec, today: &Today) -> Result<SpaceRef, ClientError> {
         let tenure = if today.sealed { Tenure::Reader } else { Tenure::Follower };
         let is_read = |space: &Space| space.id == spec.id && !space.is_taken && space.tenure != Tenure::Owner;
-        if tenure == Tenure::Follower && self.spaces.iter().any(is_read) {
+        if tenure == Tenure::Follower && self.pool.map.spaces.iter().any(is_read) {
             // The answers to the questions of the two would be taken for each other's.
             return Err(ClientError::KnownSpace);
         }
@@ -45,7 +44,7 @@ impl Client {
         map: &[(SlabNo, MapEntry)],
         tenure: Tenure,
     ) -> Result<SpaceRef, ClientError> {
-        if self.spaces.len() >= SPACES_MAX {
+        if self.pool.map.spaces.len() >= SPACES_MAX {
             return Err(ClientError::TooManySpaces);
         }
         if !(1..=COPIES_MAX).contains(&spec.copies) {
@@ -56,51 +55,41 @@ impl Client {
         if !is_owned || generation > Generation::MAX {
             return Err(ClientError::Generation { generation: generation.0 });
         }
-        let max = (SPACE_SLABS_MAX * self.config.slab_size.pages()) as u64;
+        let max = (SPACE_SLABS_MAX * self.pool.map.size.pages()) as u64;
         if spec.pages == 0 || spec.pages > max {
             return Err(ClientError::Size { pages: spec.pages, max });
         }
-        let slabs = spec.pages.div_ceil(self.config.slab_size.pages() as u64);
+        let slabs = spec.pages.div_ceil(self.pool.map.size.pages() as u64);
         if spec.reserve as u64 > slabs {
             return Err(ClientError::Reserve { slabs: spec.reserve, max: slabs });
         }
         for replica in map.iter().flat_map(|(_, entry)| &entry.replicas) {
-            if self.peers.of(replica.server).is_none() {
+            if self.pool.sessions.peers.of(replica.server).is_none() {
                 return Err(ClientError::UnknownServer { server: replica.server.0 });
             }
         }
         let key = SpaceKey::new(&spec.key, spec.id);
-        let opened = Space::new(spec, key, (generation, self.new_owner()), tenure, self.config.slab_size, map);
-        self.parity.cold.open(if tenure == Tenure::Owner { opened.layout.groups } else { 0 });
-        let space = self.spaces.push(opened);
+        let opened = Space::new(spec, key, (generation, self.pool.new_owner()), tenure, self.pool.map.size, map);
+        self.parity.open(if tenure == Tenure::Owner { opened.layout.groups } else { 0 });
+        let space = self.pool.map.spaces.push(opened);
         if tenure == Tenure::Follower {
-            self.begin_follow(space, map);
+            self.pool.map.begin_follow(space, map);
         }
-        self.expect_parity(space);
+        self.pool.expect_parity(space);
         self.make_room();
         if spec.reserve > 0 && tenure == Tenure::Owner {
-            self.redundancy.reservations.add(space, spec.reserve, spec.copies);
+            self.redundancy.reserve(space, spec.reserve, spec.copies);
         }
-        for slab in self.spaces[space].slabs.indices() {
-            self.mark(space, slab);
+        for slab in self.pool.map.spaces[space].slabs.indices() {
+            self.pool.map.mark(space, slab);
         }
-        self.look_for_leftovers_of(space);
+        self.pool.look_for_leftovers_of(space);
         Ok(SpaceRef(space))
     }
 
-    /// A new random name for this owner, never zero ([`Space::owner`]).
-    pub(super) fn new_owner(&self) -> u64 {
-        self.entropy.next_u64().max(1)
-    }
-
-    /// Room for all that may be under way about slabs: for each of them a question, a look at it now and one later, and its
-    /// turn to be copied. When a server dies, all that it had are looked at together.
-    pub(super) fn make_room(&mut self) {
-        let slabs = self.spaces.iter().map(|space| space.slabs.len() + 1).sum::<usize>();
-        self.questions.make_room(slabs);
-        self.agenda.make_room(slabs);
+    /// Room for all that may be under way about slabs, and for each of them a turn to be copied.
+    pub(in crate::client) fn make_room(&mut self) {
+        let slabs = self.pool.map.make_room();
         self.redundancy.make_room(slabs);
-        let looks = self.spaces.len() * SERVERS_MAX;
-        self.leftovers.make_room(looks);
     }
 }

@@ -11,12 +11,9 @@
 //! The first life under an owner has no epoch. Writes of earlier owners are refused by their generation, at each server that has
 //! granted this owner anything.
 
-use super::Client;
-use super::SpaceRef;
-use super::ops::Stage;
-use super::sealed::Tenure;
-use super::slab::Phase;
-use crate::client::index::SpaceIndex;
+use crate::client::sealed::Tenure;
+use crate::client::slab::Phase;
+use crate::client::{Client, SpaceRef};
 use crate::control::MapEntry;
 use crate::units::{SlabNo, Time};
 
@@ -24,36 +21,9 @@ impl Client {
     /// Gives a slab back, whatever is in it: its pages are zeros then. `false`, and nothing is done, while something is under way
     /// there, or where there is nothing to give back.
     pub fn discard_slab(&mut self, now: Time, space: SpaceRef, slab: SlabNo) -> bool {
-        let begun = self.begin_discard(space.0, slab);
+        let begun = self.redundancy.begin_discard(&mut self.pool, &mut self.pages, &mut self.parity, space.0, slab);
         self.settle(now);
         begun
-    }
-
-    pub(super) fn begin_discard(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let size = self.config.slab_size;
-        let Some(state) = self.spaces[space].slabs.get(slab) else { return false };
-        let owned = self.spaces[space].tenure == Tenure::Owner && !self.spaces[space].is_taken;
-        if !matches!(state.phase, Phase::Open) || state.pending.is_some() || !owned {
-            return false;
-        }
-        let begun = |stage| matches!(stage, Stage::Waiting | Stage::Active);
-        let busy = self.ops.any(|op| begun(op.stage) && op.space == space && size.slab(op.page) == Some(slab));
-        if busy || self.read_queue.any_of(space, slab, size) || self.redundancy.copies.any_of(space, slab) {
-            return false;
-        }
-        if self.is_in_frozen(space, slab) {
-            self.dissolve_for(space, slab);
-            return false;
-        }
-        self.note_change(space, slab);
-        // Now, and not when the map has changed: what is written from now on waits for the next life.
-        let Some(epoch) = self.spaces[space].next_version(false) else { return false };
-        self.abort_repair(space, slab);
-        let state = &mut self.spaces[space].slabs[slab];
-        (state.phase, state.epoch) = (Phase::Leaving, epoch);
-        state.doubt = None;
-        self.propose(space, slab, MapEntry::empty());
-        true
     }
 
     /// Gives the slabs of a space that is being removed back to their servers, some at each call; its pages are errors
@@ -62,23 +32,23 @@ impl Client {
     /// A slab leaves the map before its servers may lend it again, so that no owner ever looks for it there.
     pub fn give_back(&mut self, now: Time, space: SpaceRef) -> usize {
         const AT_A_TIME: usize = 32;
-        let mut asked = self.questions.len();
+        let mut asked = self.pool.map.questions.len();
         let mut left = 0;
-        if self.spaces[space.0].tenure == Tenure::Owner {
-            self.forget_parity(space.0);
+        if self.pool.map.spaces[space.0].tenure == Tenure::Owner {
+            self.parity.forget_parity(&mut self.pool, space.0);
         }
-        for slab in self.spaces[space.0].slabs.indices() {
-            let state = &self.spaces[space.0].slabs[slab];
+        for slab in self.pool.map.spaces[space.0].slabs.indices() {
+            let state = &self.pool.map.spaces[space.0].slabs[slab];
             left += usize::from(!matches!(state.phase, Phase::Vacant | Phase::Lost));
-            let owned = self.spaces[space.0].tenure == Tenure::Owner;
+            let owned = self.pool.map.spaces[space.0].tenure == Tenure::Owner;
             if owned && matches!(state.phase, Phase::Open) && state.pending.is_none() && asked < AT_A_TIME {
-                self.abort_repair(space.0, slab);
-                self.propose(space.0, slab, MapEntry::lost());
+                self.redundancy.abort_repair(&mut self.pool, &mut self.pages, &mut self.parity, space.0, slab);
+                self.pool.map.propose(space.0, slab, MapEntry::lost());
                 asked += 1;
             }
         }
         if left == 0 {
-            self.redundancy.reservations.end(space.0);
+            self.redundancy.unreserve(space.0);
         }
         self.settle(now);
         left

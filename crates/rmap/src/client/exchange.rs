@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::client::index::{CopyIndex, OpIndex, PeerIndex, SpaceIndex, StripeIndex};
 use crate::reassembly::Partial;
 use crate::units::{Class, PageNo, Time, Version};
-use crate::wire::message::Op;
+use crate::wire::message::{Op, Status};
 
 /// Requests under way or waiting, to all servers.
 pub const EXCHANGES_MAX: usize = 2048;
@@ -144,6 +144,15 @@ pub struct Request {
     pub space: SpaceIndex,
     pub page: PageNo,
     pub version: Version,
+}
+
+/// What a server answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer<'a> {
+    pub status: Status,
+    /// What the version means depends on what was asked.
+    pub version: Version,
+    pub payload: &'a [u8],
 }
 
 /// All exchanges of a client, and the room for replies.

@@ -14,20 +14,11 @@
 //! if the map says so, too. If the map does not, the server *refuses*: the other copies are asked, and this server again after a
 //! while. It loses no copy for that, because honest servers say so, too, if a control plane was restored from a backup.
 
-use std::time::Duration;
-
-use super::Client;
-use super::exchange::{EXCHANGES_MAX, Exchange, Request, Role};
-use super::ops::{Kind, Operation, Stage};
-use super::peer::PeerSet;
-use super::sealed::{Tenure, Watch};
-use super::slab::{Phase, Space};
-use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
-use crate::units::{Class, PageNo, SlabNo, Time, Version};
-use crate::wire::message::{Op as Wire, Status};
-
-/// A server that refuses is asked again after so long. No honest one refuses for good.
-const REFUSED_FOR: Duration = Duration::from_secs(5);
+use crate::client::Client;
+use crate::client::exchange::{EXCHANGES_MAX, Exchange, Role};
+use crate::client::index::{PeerIndex, SpaceIndex};
+use crate::client::sealed::{Tenure, Watch};
+use crate::wire::message::Status;
 
 impl Role {
     /// What a reader asks of a copy that a server is thought to have.
@@ -37,180 +28,59 @@ impl Role {
 }
 
 impl Client {
-    /// Makes sure that a server knows this owner. `true` if it does. One that does not answer is told when it does.
-    pub(super) fn fence(&mut self, space: SpaceIndex, peer: PeerIndex) -> bool {
-        let state = &mut self.spaces[space];
-        if state.fenced_at.has(peer) {
-            return true;
-        }
-        if !state.fencing.has(peer) && !state.refusing.has(peer) && self.peers[peer].is_up() {
-            let owner = if state.tenure.changes_map() { state.owner } else { 0 };
-            let (page, version) = (PageNo(0), Version::from_bits(owner));
-            let role = Role::Fence;
-            let request = Request { role, peer, op: Wire::Fence, class: Class::Demand, space, page, version };
-            if self.ask(request) {
-                self.spaces[space].fencing.insert(peer);
-            }
-        }
-        false
-    }
-
-    pub(super) fn fence_answered(&mut self, space: SpaceIndex, peer: PeerIndex, status: Status) {
-        let state = &mut self.spaces[space];
+    pub(in crate::client) fn fence_answered(&mut self, space: SpaceIndex, peer: PeerIndex, status: Status) {
+        let state = &mut self.pool.map.spaces[space];
         state.fencing.remove(peer);
         let was_asked = state.unknown_at.has(peer);
         if status == Status::Ok {
-            self.was_let_in(space, peer);
+            self.pool.was_let_in(space, peer);
         } else {
-            self.was_not_let_in(space, peer);
+            self.redundancy.was_not_let_in(&mut self.pool, &mut self.parity, space, peer);
         }
-        self.spaces[space].unknown_at.remove(peer);
-        self.redundancy.reservations.poll_soon(space);
-        self.mark_all_of(space);
+        self.pool.map.spaces[space].unknown_at.remove(peer);
+        self.redundancy.owner_was_told(space);
+        self.pool.map.mark_all_of(space);
         if was_asked && status == Status::Ok {
-            self.ask_again(space);
+            self.pages.ask_again(&mut self.pool, &mut self.parity, space);
         } else if was_asked {
-            self.has_nothing(space, peer);
-        }
-    }
-
-    /// A server knows this owner from now on. Until then one before it might have been lent something there.
-    fn was_let_in(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        self.spaces[space].fenced_at.insert(peer);
-        self.spaces[space].disbelieved.remove(peer);
-        self.leftovers.forget(|of, at| (of, at) == (space, peer));
-        self.look_for_leftovers_again(space, peer);
-    }
-
-    /// A server has no room for one more space, or says that this one has a newer owner and is not believed.
-    fn was_not_let_in(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        let mut was_wanted = false;
-        self.spaces[space].looked_at.insert(peer);
-        self.redundancy.reservations.keeps_nothing(space, peer);
-        self.returns[peer].forget(space);
-        for slab in self.spaces[space].slabs.indices() {
-            let state = &mut self.spaces[space].slabs[slab];
-            if let Phase::Granting(candidates) = &mut state.phase {
-                was_wanted |= candidates.asked.iter().any(|candidate| candidate.peer == peer);
-                candidates.refuse(|candidate| candidate.peer == peer);
-            }
-            if self.end_repair_at(space, slab, peer).is_some() {
-                was_wanted = true;
-                self.has_refused(space, slab, peer);
-            }
-        }
-        if was_wanted {
-            self.peers[peer].found_full();
-        }
-    }
-
-    /// So it has no copy of its slabs either.
-    fn has_nothing(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        for slab in self.spaces[space].slabs.indices() {
-            if self.peers_of(&self.spaces[space].slabs[slab].entry).has(peer) {
-                self.copy_lost(space, slab, peer);
-            }
+            self.redundancy.has_nothing(&mut self.pool, &mut self.pages, &mut self.parity, space, peer);
         }
     }
 
     /// A server that was asked for something of a copy does not know this reader. `true`: it will be told, and asked again. `false`: it
     /// was told for that already, or by an owner or keeper.
-    pub(super) fn is_to_be_notified(&mut self, exchange: &Exchange) -> bool {
+    pub(in crate::client) fn is_to_be_notified(&mut self, exchange: &Exchange) -> bool {
         let Exchange { role, space, peer, .. } = *exchange;
-        let state = &mut self.spaces[space];
+        let state = &mut self.pool.map.spaces[space];
         let is_reader = state.tenure == Tenure::Reader;
         if !is_reader || !role.is_about_copy() || state.notified_again.has(peer) {
             return false;
         }
-        self.stats.notified_again += 1;
+        self.pool.stats.notified_again += 1;
         state.notified_again.insert(peer);
         state.unknown_at.insert(peer);
         state.fenced_at.remove(peer);
-        self.is_not_asked(exchange);
+        self.redundancy.is_not_asked(&mut self.pool, &mut self.pages, &mut self.parity, exchange);
         // What else is under way there would be answered so, too, and may be so after it was told.
         for slot in 0..EXCHANGES_MAX {
             let ours = |e: &Exchange| e.space == space && e.peer == peer && e.role.is_about_copy();
-            if let Some(other) = self.exchanges.at(slot).filter(ours) {
-                self.end_exchange(other.id);
-                self.is_not_asked(&other);
+            if let Some(other) = self.pool.sessions.exchanges.at(slot).filter(ours) {
+                self.pool.sessions.end_exchange(other.id);
+                self.redundancy.is_not_asked(&mut self.pool, &mut self.pages, &mut self.parity, &other);
             }
         }
-        self.fence(space, peer);
+        self.pool.fence(space, peer);
         true
     }
 
-    /// As if a server had never been asked.
-    fn is_not_asked(&mut self, exchange: &Exchange) {
-        let Exchange { role, space, peer, page, .. } = *exchange;
-        if let Role::Read { op } = role {
-            self.ops.get(op).sent.remove(peer);
-        }
-        self.was_cancelled(exchange);
-        if let Some(slab) = self.slab_of(page).filter(|_| role == Role::Versions) {
-            self.list_again(space, slab, peer);
-        }
-    }
-
     /// A server says that another client has a newer generation of the space. Of a sealed one the map tells whether that is so.
-    pub(super) fn says_newer(&mut self, space: SpaceIndex, peer: PeerIndex) {
-        let state = &mut self.spaces[space];
+    pub(in crate::client) fn says_newer(&mut self, space: SpaceIndex, peer: PeerIndex) {
+        let state = &mut self.pool.map.spaces[space];
         if matches!(state.tenure, Tenure::Reader | Tenure::Keeper) {
             state.accused.insert(peer);
             // What is being looked up may be from before.
             state.watch.iter_mut().for_each(Watch::looks_again);
         }
         self.space_taken(space);
-    }
-
-    /// The map knows of no newer generation than those have heard of who said so.
-    pub(super) fn refuse_accused(&mut self, now: Time, space: SpaceIndex) {
-        let state = &mut self.spaces[space];
-        let accused = std::mem::take(&mut state.accused);
-        if !accused.is_empty() {
-            state.refusing = state.refusing.union(accused);
-            state.refused_until = now + REFUSED_FOR;
-            self.mark_at(now + REFUSED_FOR, space, SlabNo(0));
-        }
-    }
-
-    /// Those who refused are asked again when it is time.
-    pub(super) fn end_refusal(&mut self, now: Time, space: SpaceIndex) {
-        let state = &mut self.spaces[space];
-        if !state.refusing.is_empty() && now >= state.refused_until {
-            state.refusing = PeerSet::default();
-            self.mark_all_of(space);
-            self.ask_again(space);
-        }
-    }
-
-    /// A page has no copy that may be asked, but for those whose servers refuse. `true` if it has waited for them for long enough.
-    pub(super) fn is_refused(&self, op: OpIndex, slab: SlabNo) -> bool {
-        let Operation { space, since, .. } = *self.ops.peek(op);
-        let copies = self.sound_copies(space, slab);
-        let all_refuse = !copies.is_empty() && copies.is_subset_of(self.spaces[space].refusing);
-        all_refuse && self.config.error_after.is_some_and(|error_after| self.now.since(since) >= error_after)
-    }
-
-    /// Servers that said not to know this reader, and could not be told at once.
-    pub(super) fn notify_who_asked(&mut self, space: SpaceIndex) {
-        for peer in self.spaces[space].unknown_at.iter() {
-            self.fence(space, peer);
-        }
-    }
-
-    /// Servers may be asked that could not be until now: reads that wait for that go on.
-    pub(super) fn ask_again(&mut self, space: SpaceIndex) {
-        let reads = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.space == space;
-        for op in self.ops.select(reads) {
-            if !self.is_answer_coming(op) {
-                self.ask_for_page(op);
-            }
-        }
-    }
-
-    /// Copies that may be asked for a page, whether their servers answer or not.
-    pub(super) fn copies_to_read(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        let Space { unknown_at, refusing, .. } = &self.spaces[space];
-        self.sound_copies(space, slab).minus(*unknown_at).minus(*refusing)
     }
 }

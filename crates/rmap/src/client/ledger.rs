@@ -13,8 +13,7 @@
 //! server falls silent gives its slot back, so that the parts of others go on. A write cannot be taken back, because it may be at
 //! a server already. So writes leave half of the slots to reads.
 
-mod line;
-mod parts;
+pub mod line;
 
 use super::ops::OWN_MAX;
 use super::parity::layout::VERSION_SIZE;
@@ -56,13 +55,13 @@ pub enum Table {
 
 /// Reads may take all slots, and writes leave the other half to them: who takes a space over is waited for, who makes
 /// parity is not.
-const OWN_WRITES_MAX: usize = OWN_MAX / 2;
+pub const OWN_WRITES_MAX: usize = OWN_MAX / 2;
 
 /// Slabs whose part of the ledger is to be read or written.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    reads: Line,
-    writes: Line,
+    pub reads: Line,
+    pub writes: Line,
 }
 
 impl Ledger {
@@ -85,7 +84,7 @@ impl Ledger {
 }
 
 /// A part of a table, as a page.
-fn encode(versions: &[Version]) -> Page {
+pub fn encode(versions: &[Version]) -> Page {
     let mut page = [0; PAGE_SIZE];
     for (bytes, version) in page.chunks_exact_mut(VERSION_SIZE).zip(versions) {
         bytes.copy_from_slice(&version.bits().to_le_bytes());
@@ -93,7 +92,7 @@ fn encode(versions: &[Version]) -> Page {
     page
 }
 
-fn decode(page: &Page, versions: &mut [Version]) {
+pub fn decode(page: &Page, versions: &mut [Version]) {
     for (bytes, version) in page.chunks_exact(VERSION_SIZE).zip(versions) {
         let mut bits = [0; VERSION_SIZE];
         bits.copy_from_slice(bytes);
@@ -102,11 +101,11 @@ fn decode(page: &Page, versions: &mut [Version]) {
 }
 
 /// What an operation of its own is about.
-fn token(slab: SlabNo, part: usize) -> u64 {
+pub fn token(slab: SlabNo, part: usize) -> u64 {
     u64::from(slab.0) << 32 | part as u64
 }
 
-fn slab_and_part(token: u64) -> (SlabNo, usize) {
+pub fn slab_and_part(token: u64) -> (SlabNo, usize) {
     (SlabNo((token >> 32) as u32), token as u32 as usize)
 }
 

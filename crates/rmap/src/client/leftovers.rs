@@ -10,8 +10,6 @@
 //! only what it was granted itself. What this owner was granted is its own to give back (`returns.rs`), whether the map names it
 //! yet or not.
 
-mod find;
-
 use std::collections::VecDeque;
 
 use super::returns::RETURNS_MAX;
@@ -19,15 +17,15 @@ use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::wire::message::{HELD_END, HELD_MAX};
 
 /// Servers and spaces that are looked at together. What they may answer has room among what is given back, or it would be forgotten.
-const AT_A_TIME: usize = 8;
+pub const AT_A_TIME: usize = 8;
 const _: () = assert!(AT_A_TIME * HELD_MAX <= RETURNS_MAX / 2);
 
 /// What is to be asked: a server, what it has of a space, from which of its places on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Look {
-    space: SpaceIndex,
-    peer: PeerIndex,
-    from: u64,
+pub struct Look {
+    pub space: SpaceIndex,
+    pub peer: PeerIndex,
+    pub from: u64,
 }
 
 /// What servers were not asked yet of what earlier owners left there, in the order in which they are asked.
@@ -52,18 +50,18 @@ impl Leftovers {
     }
 
     /// A server is to be asked for all that it has of a space, unless it stands in line already.
-    fn add(&mut self, space: SpaceIndex, peer: PeerIndex) {
+    pub fn add(&mut self, space: SpaceIndex, peer: PeerIndex) {
         if self.count(|of, at| (of, at) == (space, peer)) == 0 {
             self.queue.push_back(Look { space, peer, from: HELD_END });
         }
     }
 
     /// What could not be asked yet, or the rest of an answer.
-    fn put_back(&mut self, look: Look) {
+    pub fn put_back(&mut self, look: Look) {
         self.queue.push_back(look);
     }
 
-    fn next(&mut self) -> Option<Look> {
+    pub fn next(&mut self) -> Option<Look> {
         self.queue.pop_front()
     }
 

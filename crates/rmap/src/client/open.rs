@@ -1,6 +1,6 @@
 //! Opens slabs: those that are asked for the first time, and those that another owner left.
 
-mod grant;
+mod advance;
 
 use crate::client::index::PeerIndex;
 use crate::units::Version;

@@ -75,7 +75,7 @@ pub struct Operation {
     pub is_bad_itself: bool,
     /// The client's own; no caller is told.
     pub is_own: bool,
-    /// The caller was told that it failed, and it goes on; see `unanswered.rs`.
+    /// The caller was told that it failed, and it goes on; see `pages/silence.rs`.
     pub is_reported: bool,
 }
 

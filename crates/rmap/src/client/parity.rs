@@ -30,38 +30,31 @@
 
 mod advance;
 mod assemble;
-mod assign;
+pub mod assign;
 pub mod cold;
+mod course;
 mod dissolve;
 mod keep;
 pub mod layout;
+mod ledger;
 mod make;
 pub mod status;
 pub mod stripe;
 
-use smallvec::SmallVec;
-
-use super::slab::Slab;
+use crate::client::index::SpaceIndex;
+use crate::client::ledger::Ledger;
+use crate::client::parity::cold::Cold;
+use crate::client::parity::stripe::Stripes;
+use crate::client::slab::Slab;
 use crate::units::SlabNo;
 
-use cold::Cold;
-use layout::MEMBERS;
-use stripe::Stripes;
-
-/// Slabs of a group, in place: an owner has no memory to ask for while it serves.
-type Members = SmallVec<[SlabNo; MEMBERS]>;
-
-/// What the client does about parity: pages that are put together, and groups that get parity or lose it.
+/// Pages that are put together, what is done with groups that get parity or lose it, and which parts of the ledger are to be read or
+/// written.
 #[derive(Debug)]
 pub struct Parity {
     pub stripes: Stripes,
-    pub cold: Cold,
-}
-
-impl Parity {
-    pub fn new() -> Parity {
-        Parity { stripes: Stripes::new(), cold: Cold::default() }
-    }
+    cold: Cold,
+    ledger: Ledger,
 }
 
 /// How far a space is on its way to parity. Groups that nothing was ever written to count nowhere.
@@ -76,9 +69,6 @@ pub struct ParityView {
     pub stuck: usize,
 }
 
-/// Of the ledger: without it, nothing that was lost can be made anew.
-const LEDGER_COPIES: usize = 2;
-
 impl Slab {
     /// Some server has it, or had.
     pub fn is_held(&self) -> bool {
@@ -92,5 +82,47 @@ impl super::slab::Space {
         while self.slabs.len() < slabs {
             self.slabs.push(Slab::vacant());
         }
+    }
+}
+
+impl Parity {
+    pub fn new() -> Parity {
+        Parity { stripes: Stripes::new(), cold: Cold::default(), ledger: Ledger::default() }
+    }
+
+    /// The next space is opened: with so many groups, or none if it has another owner.
+    pub fn open(&mut self, groups: usize) {
+        self.cold.open(groups);
+    }
+
+    /// Groups become cold after another time: they are looked at anew.
+    pub fn look_anew(&mut self) {
+        self.cold.reset();
+    }
+
+    /// Whether a write waits until a group has no parity any more.
+    pub fn is_any_dissolving(&self) -> bool {
+        self.cold.is_any_dissolving()
+    }
+
+    /// Nothing of a space is done any more.
+    pub fn forget(&mut self, space: SpaceIndex) {
+        self.ledger.forget(space);
+        self.cold.forget(space);
+    }
+
+    /// Those who wait to read or write the ledger may be answered.
+    pub fn wake(&mut self) {
+        self.ledger.wake();
+    }
+
+    /// What was to be written to the ledger of a space is somebody else's to write.
+    pub fn end_ledger_writes(&mut self, space: SpaceIndex) {
+        self.ledger.end_writes(space);
+    }
+
+    /// Nobody answers for a page of the ledger that was being read: it is read when somebody does.
+    pub fn put_off_read(&mut self, space: SpaceIndex, slab: SlabNo, part: usize) {
+        self.ledger.reads.push_waiting(space, slab, part);
     }
 }

@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 
-use super::exchange::{Exchange, ExchangeId, Role};
-use super::ops::{self, Kind};
-use super::peer::{Accepted, LoadChange};
-use super::{Client, Fault};
-use crate::client::index::{OpIndex, PeerIndex, SpaceIndex};
+use crate::client::exchange::{Answer, Exchange, ExchangeId, Role};
+use crate::client::index::{CopyIndex, PeerIndex, SpaceIndex};
+use crate::client::peer::{Accepted, LoadChange};
+use crate::client::pool::transfer::Outcome;
+use crate::client::{Client, Fault};
 use crate::reassembly::Identity;
 use crate::units::{SlabNo, Time, Version};
 use crate::wire::PROTOCOL_VERSION;
@@ -20,97 +20,67 @@ impl Client {
             Ok(Head::Accept { version: PROTOCOL_VERSION, receiver, sender }) => {
                 self.accepted(now, from, (receiver, sender), datagram)
             }
-            Ok(Head::Refuse { receiver, .. }) => self.was_refused(receiver, datagram),
+            Ok(Head::Refuse { receiver, .. }) => self.pool.was_refused(receiver, datagram),
             Ok(Head::Data { version: PROTOCOL_VERSION, epoch, receiver, counter }) => {
                 self.data(now, receiver, (epoch, counter), datagram)
             }
             _ => None,
         };
         if used.is_none() {
-            self.stats.dropped += 1;
+            self.pool.stats.dropped += 1;
         }
         self.settle(now);
     }
 
-    fn was_refused(&mut self, receiver: u32, datagram: &[u8]) -> Option<()> {
-        let peer = self.peers.of_number(receiver)?;
-        let is_refused = self.peers[peer].has_refused(receiver, datagram, &self.config.pool)?;
-        self.stats.incompatible += u64::from(is_refused);
-        Some(())
-    }
-
     fn accepted(&mut self, now: Time, from: SocketAddr, numbers: (u32, u32), datagram: &[u8]) -> Option<()> {
-        let peer_idx = self.peers.of_number(numbers.0)?;
+        let peer_idx = self.pool.sessions.peers.of_number(numbers.0)?;
         let Accepted::Session { is_restarted } =
-            self.peers[peer_idx].accept(now, from, numbers, datagram, &self.config)?
+            self.pool.sessions.peers[peer_idx].accept(now, from, numbers, datagram, &self.pool.config)?
         else {
-            self.stats.incompatible += 1;
+            self.pool.stats.incompatible += 1;
             return Some(());
         };
-        self.stats.sessions += 1;
-        if is_restarted && !self.has(Fault::TrustsServers) {
-            self.spread_rebuild(now);
+        self.pool.stats.sessions += 1;
+        if is_restarted && !self.pool.has(Fault::TrustsServers) {
+            self.redundancy.spread_rebuild(&self.pool, now);
             self.content_lost(peer_idx);
         }
         // What the old session carried is asked again.
-        self.peers[peer_idx].resend_all(&mut self.exchanges);
+        self.pool.sessions.peers[peer_idx].resend_all(&mut self.pool.sessions.exchanges);
         self.heard(now, peer_idx);
-        self.look_for_leftovers_at(peer_idx);
+        self.pool.look_for_leftovers_at(peer_idx);
         Some(())
     }
 
     fn data(&mut self, now: Time, receiver: u32, counter: (u8, u64), datagram: &mut [u8]) -> Option<()> {
-        let peer_idx = self.peers.of_number(receiver)?;
-        let (message, fragment, part) = self.peers[peer_idx].open(receiver, counter, datagram)?;
-        let (status, change) = self.peers[peer_idx].note_load(&message)?;
+        let peer_idx = self.pool.sessions.peers.of_number(receiver)?;
+        let (message, fragment, part) = self.pool.sessions.peers[peer_idx].open(receiver, counter, datagram)?;
+        let (status, change) = self.pool.sessions.peers[peer_idx].note_load(&message)?;
         if change != LoadChange::Same {
-            self.load.changed(now);
+            self.pool.sessions.load_changed(now);
         }
-        self.look_at_load(now);
+        self.pool.look_at_load(now);
         if change == LoadChange::Eased {
-            self.mark_vacant_wanted();
+            self.pages.mark_vacant_wanted(&mut self.pool);
         }
-        if !self.peers[peer_idx].take_plain(now, &message, status, part) {
+        if !self.pool.sessions.peers[peer_idx].take_plain(now, &message, status, part) {
             self.fragment(now, peer_idx, &message, status, fragment, part);
         }
         self.heard(now, peer_idx);
         Some(())
     }
 
-    /// Slabs are looked at, if a server's load has changed and it is time.
-    pub(super) fn look_at_load(&mut self, now: Time) {
-        if self.load.is_due(now) {
-            self.mark_all();
-        }
-    }
-
-    /// When that is, if it has changed.
-    pub(super) fn load_due(&self) -> Option<Time> {
-        self.load.due
-    }
-
     /// A server gave a sign of life.
-    fn heard(&mut self, now: Time, peer_idx: PeerIndex) {
-        let heard = self.peers.heard(now, peer_idx, &self.exchanges);
+    pub(in crate::client) fn heard(&mut self, now: Time, peer_idx: PeerIndex) {
+        let heard = self.pool.sessions.peers.heard(now, peer_idx, &self.pool.sessions.exchanges);
         if heard.is_back || heard.is_certain {
-            self.mark_all();
+            self.pool.map.mark_all();
         }
         if heard.is_back || heard.told_room {
-            self.mark_vacant_wanted();
+            self.pages.mark_vacant_wanted(&mut self.pool);
         }
         if heard.is_back {
-            self.look_for_leftovers_at(peer_idx);
-        }
-    }
-
-    /// Slabs that wait for any server to come.
-    pub(super) fn mark_vacant_wanted(&mut self) {
-        let waiting = self.ops.select(|op| op.stage == ops::Stage::Waiting);
-        for op in waiting {
-            let (space, page) = (self.ops.get(op).space, self.ops.get(op).page);
-            if let Some(slab) = self.slab_of(page) {
-                self.mark(space, slab);
-            }
+            self.pool.look_for_leftovers_at(peer_idx);
         }
     }
 
@@ -124,7 +94,7 @@ impl Client {
         part: &[u8],
     ) -> Option<()> {
         let id = ExchangeId(message.id);
-        let (&exchange, sent_at) = self.exchanges.in_flight(id)?;
+        let (&exchange, sent_at) = self.pool.sessions.exchanges.in_flight(id)?;
         let about_it = exchange.peer == peer_idx && exchange.op == message.op && exchange.page == message.page;
         if !about_it {
             return None;
@@ -135,15 +105,15 @@ impl Client {
         }
         if status == Status::Busy {
             // Too much at once, says the server: the timeout asks again.
-            self.exchanges.give_partial(id);
-            self.peers[peer_idx].answered(now, None);
-            let exchange = self.exchanges.get(id)?;
+            self.pool.sessions.exchanges.give_partial(id);
+            self.pool.sessions.peers[peer_idx].answered(now, None);
+            let exchange = self.pool.sessions.exchanges.get(id)?;
             exchange.excused = exchange.tries;
             return None;
         }
         let payload = usize::from(message.payload);
         let whole = payload == 0 || {
-            let partial = self.exchanges.partial(id)?;
+            let partial = self.pool.sessions.exchanges.partial(id)?;
             let identity = Identity::new(message.id, message.version.bits(), fragment, payload);
             if !partial.is(identity) {
                 partial.begin(identity);
@@ -153,16 +123,16 @@ impl Client {
         if !whole {
             return Some(());
         }
-        self.peers[peer_idx].answered(now, (exchange.tries == 1).then_some(sent_at));
+        self.pool.sessions.peers[peer_idx].answered(now, (exchange.tries == 1).then_some(sent_at));
         self.resend_overtaken(now, peer_idx, &exchange);
         // One that others have overtaken may have had the copy given up, and so this answer's exchange ended.
-        self.exchanges.get(id)?;
-        self.exchanges.grow_window(now.since(sent_at));
+        self.pool.sessions.exchanges.get(id)?;
+        self.pool.sessions.exchanges.grow_window(now.since(sent_at));
         if payload > 0 {
             // Another reply's room is as good for the next one, and this one stays where it is.
-            self.exchanges.partial(id)?.swap(&mut self.reply);
+            self.pool.sessions.exchanges.partial(id)?.swap(&mut self.reply);
         }
-        self.end_exchange(id);
+        self.pool.sessions.end_exchange(id);
         let reply = std::mem::take(&mut self.reply);
         self.answered(now, &exchange, status, message.version, &reply[..payload]);
         self.reply = reply;
@@ -171,33 +141,29 @@ impl Client {
 
     /// Others have answered before them: they are lost.
     fn resend_overtaken(&mut self, now: Time, peer_idx: PeerIndex, by: &Exchange) {
-        let overtaken = self.peers[peer_idx].take_overtaken(now, by, &mut self.exchanges);
+        let overtaken = self.pool.sessions.peers[peer_idx].take_overtaken(now, by, &mut self.pool.sessions.exchanges);
         if overtaken.is_empty() {
             return;
         }
         for id in overtaken {
-            let Some(exchange) = self.exchanges.peek(id).copied() else { continue };
+            let Some(exchange) = self.pool.sessions.exchanges.peek(id).copied() else { continue };
             if !self.is_given_up_for(now, &exchange) {
-                self.peers[peer_idx].resend_overtaken(now, &exchange, &self.exchanges);
-                self.stats.resent_overtaken += 1;
+                self.pool.sessions.peers[peer_idx].resend_overtaken(now, &exchange, &self.pool.sessions.exchanges);
+                self.pool.stats.resent_overtaken += 1;
             }
         }
-        self.exchanges.shrink_window(now, self.peers[peer_idx].round_trip());
+        self.pool.sessions.exchanges.shrink_window(now, self.pool.sessions.peers[peer_idx].round_trip());
     }
 
-    /// Frees an exchange, and what it held of the windows.
-    pub(super) fn end_exchange(&mut self, id: ExchangeId) -> Option<Exchange> {
-        let exchange = *self.exchanges.get(id)?;
-        self.peers[exchange.peer].ended(&exchange);
-        if exchange.role == Role::Release {
-            self.returns[exchange.peer].ended();
+    /// Servers that copy a slab among themselves have come a step further, or cannot.
+    fn transfer_went_on(&mut self, space: SpaceIndex, slab: SlabNo, outcome: Outcome) {
+        if outcome == Outcome::Fails {
+            self.redundancy.abort_repair(&mut self.pool, &mut self.pages, &mut self.parity, space, slab);
         }
-        self.exchanges.end(id);
-        Some(exchange)
     }
 
     /// Acts on a whole reply, by the role of the exchange that it answers.
-    pub(super) fn answered(
+    pub(in crate::client) fn answered(
         &mut self,
         now: Time,
         exchange: &Exchange,
@@ -206,134 +172,92 @@ impl Client {
         payload: &[u8],
     ) {
         let Exchange { role, peer, space, page, .. } = *exchange;
-        if self.is_followed(space) {
-            return self.follow_answered(exchange, status, version, payload);
+        let answer = Answer { status, version, payload };
+        if self.pool.map.is_followed(space) {
+            return self.pages.follow_answered(&mut self.pool, &mut self.parity, exchange, answer);
         }
-        let Some(slab) = self.slab_of(page) else { return };
+        let Some(slab) = self.pool.map.slab_of(page) else { return };
         let is_news = status == Status::StaleGeneration && role != Role::Release;
-        if is_news && !self.is_hearsay(exchange) {
+        if is_news && !self.redundancy.is_hearsay(&self.pool, exchange) {
             match role {
-                Role::Read { op } | Role::Write { op } => self.op_exchange_ended(op),
-                Role::Strip { stripe } => self.stripe_interrupted(stripe),
-                Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_failed(copy),
-                Role::Fence => self.spaces[space].fencing.remove(peer),
-                Role::Versions => self.list_again(space, slab, peer),
-                Role::Check => self.spaces[space].slabs[slab].checking.remove(peer),
+                Role::Read { op } | Role::Write { op } => self.pages.op_exchange_ended(op),
+                Role::Strip { stripe } => {
+                    self.parity.stripe_interrupted(&mut self.pool, &mut self.pages, &mut self.redundancy, stripe)
+                }
+                Role::CopyRead { copy } | Role::CopyWrite { copy } => self.redundancy.copy_failed(&mut self.pool, copy),
+                Role::Fence => self.pool.map.spaces[space].fencing.remove(peer),
+                Role::Versions => self.pool.map.list_again(space, slab, peer),
+                Role::Check => self.pool.map.spaces[space].slabs[slab].checking.remove(peer),
                 _ => {}
             }
             return self.says_newer(space, peer);
         } else if is_news {
-            self.spaces[space].disbelieved.insert(peer);
+            self.pool.map.spaces[space].disbelieved.insert(peer);
         }
         if status == Status::NotFenced && self.is_to_be_notified(exchange) {
             return;
         }
         match role {
             Role::Fence => self.fence_answered(space, peer, status),
-            Role::Grant => self.grant_answered(space, slab, peer, exchange.version, status),
-            Role::Versions => self.versions_answered(space, page, peer, (status, version), payload),
-            Role::Admit { .. } => self.admit_answered(now, space, slab, status),
-            Role::Order => self.order_answered(now, space, slab, status, version),
-            Role::Listed => self.listed_answered(space, page, (status, version), payload),
+            Role::Grant => {
+                let said = (status, exchange.version);
+                self.redundancy.grant_answered(&mut self.pool, &mut self.parity, (space, slab), peer, said);
+            }
+            Role::Versions => self.pool.versions_answered(space, page, peer, answer),
+            Role::Admit { .. } => {
+                let outcome = self.pool.admit_answered(now, (space, slab), status);
+                self.transfer_went_on(space, slab, outcome);
+            }
+            Role::Order => {
+                let outcome = self.pool.order_answered(now, (space, slab), (status, version));
+                self.transfer_went_on(space, slab, outcome);
+            }
+            Role::Listed => {
+                let outcome = self.pool.listed_answered(&self.pages, space, page, answer);
+                self.transfer_went_on(space, slab, outcome);
+            }
             Role::Check => self.check_answered(space, slab, peer, (status, version)),
-            Role::Reserve => self.reserve_answered(space, peer, exchange.version.bits(), status),
+            Role::Reserve => {
+                self.redundancy.reserve_answered(&mut self.pool, space, peer, exchange.version.bits(), status)
+            }
             Role::Release => {}
-            Role::Held => self.held_answered(space, peer, exchange.version, (status, version), payload),
-            Role::Strip { stripe } => self.strip_answered(stripe, exchange, status, version, payload),
-            Role::Scrub => self.scrub_answered(exchange, status, version, payload),
-            Role::Read { op } => self.read_answered(op, exchange, status, version, payload),
-            Role::Write { op } => self.write_answered(op, exchange, status),
-            Role::CopyRead { copy } if status == Status::Ok && !self.copy_is_right(copy, version, payload) => {
-                self.copy_is_wrong(copy, peer);
+            Role::Held => self.pool.held_answered(space, peer, exchange.version, (status, version), payload),
+            Role::Read { .. } | Role::Write { .. } | Role::Strip { .. } | Role::Scrub => {
+                self.page_answered(exchange, answer)
             }
-            Role::CopyRead { copy } if status == Status::Ok && version.has_content() != payload.is_empty() => {
-                if let Some(room) = self.redundancy.copies.buffer(copy).get_mut(..payload.len()) {
-                    room.copy_from_slice(payload);
-                }
-                self.copy_was_read(copy, version);
-            }
-            Role::CopyWrite { copy } if status == Status::Ok => self.copy_was_written(copy),
-            Role::CopyRead { copy } | Role::CopyWrite { copy } => {
-                self.copy_failed(copy);
-                self.copy_lost(space, slab, peer);
-            }
+            Role::CopyRead { copy } | Role::CopyWrite { copy } => self.copy_answered(slab, copy, exchange, answer),
         }
     }
 
-    fn read_answered(&mut self, op: OpIndex, exchange: &Exchange, status: Status, version: Version, payload: &[u8]) {
-        self.op_exchange_ended(op);
-        let Exchange { peer, space, page, .. } = *exchange;
-        let operation = *self.ops.get(op);
-        // A hedged read that the other copy has answered; its slot may even be another operation's by now.
-        if operation.stage != ops::Stage::Active || operation.kind != Kind::Read {
-            return;
+    /// The same of what was asked for a caller, or to look at a page.
+    fn page_answered(&mut self, exchange: &Exchange, answer: Answer<'_>) {
+        let Client { pool, pages, redundancy, parity, .. } = self;
+        match exchange.role {
+            Role::Read { op } => pages.read_answered(pool, redundancy, parity, op, exchange, answer),
+            Role::Write { op } => pages.write_answered(pool, redundancy, parity, op, exchange, answer.status),
+            Role::Strip { stripe } => parity.strip_answered(pool, pages, redundancy, stripe, exchange, answer),
+            Role::Scrub => redundancy.scrub_answered(pool, pages, parity, exchange, answer),
+            _ => {}
         }
-        let Some(slab) = self.slab_of(page) else { return };
-        if status != Status::Ok || self.is_another_copy(space, version) {
-            self.copy_lost(space, slab, peer);
-            if self.ops.peek(op).stage == ops::Stage::Active && !self.is_answer_coming(op) {
-                self.ask_for_page(op);
-            }
-            return;
-        }
-        // The version that was known, or one that was written while this was under way.
-        let newest = self.newest_issued(space, slab, operation.page);
-        let right = (version >= exchange.version && version <= newest) || self.has(Fault::TrustsServers);
-        if !right || version.has_content() == payload.is_empty() {
-            return self.page_is_bad(op, peer);
-        }
-        if payload.is_empty() {
-            return self.page_was_trimmed(op, exchange, version);
-        }
-        if self.spaces[space].key.open(page, version, payload, self.ops.content(op)).is_err() {
-            return self.page_is_bad(op, peer);
-        }
-        self.finish_read(op, Ok(true));
     }
 
-    /// A trim has no seal: its version has to be one that this client gave. Which it gave between the one that was asked for and
-    /// the last one is not known any more: where there is a later one, that is asked for.
-    fn page_was_trimmed(&mut self, op: OpIndex, exchange: &Exchange, version: Version) {
-        let Exchange { space, page, peer, version: asked, .. } = *exchange;
-        let Some(slab) = self.slab_of(page) else { return };
-        let known = self.spaces[space].slabs[slab].version(self.config.slab_size.index(page));
-        let written = self.ops.writer(space, page).map(|writer| self.ops.peek(writer).version);
-        if version == known || Some(version) == written || self.has(Fault::TrustsServers) {
-            self.finish_read(op, Ok(false));
-        } else if known > asked {
-            self.ops.get(op).version = known;
-            let comes = |e: &Exchange| e.role == Role::Read { op } && !self.peers[e.peer].is_down();
-            if self.exchanges.find(comes).is_none() {
-                self.ask_for_page(op);
+    /// The same of a page that passes through the client.
+    fn copy_answered(&mut self, slab: SlabNo, copy: CopyIndex, exchange: &Exchange, answer: Answer<'_>) {
+        let Client { pool, pages, redundancy, parity, .. } = self;
+        let Answer { status, version, payload } = answer;
+        let is_read = exchange.role == Role::CopyRead { copy };
+        if is_read && status == Status::Ok && !redundancy.copy_is_right(pool, pages, copy, version, payload) {
+            redundancy.copy_is_wrong(pool, pages, parity, copy, exchange.peer);
+        } else if is_read && status == Status::Ok && version.has_content() != payload.is_empty() {
+            if let Some(room) = redundancy.copies.buffer(copy).get_mut(..payload.len()) {
+                room.copy_from_slice(payload);
             }
+            redundancy.copy_was_read(pool, copy, version);
+        } else if !is_read && status == Status::Ok {
+            redundancy.copy_was_written(pool, copy);
         } else {
-            self.page_is_bad(op, peer);
-        }
-    }
-
-    /// The newest version of a page that may be at a server.
-    fn newest_issued(&mut self, space: SpaceIndex, slab: SlabNo, page: crate::units::PageNo) -> Version {
-        let known = self.spaces[space].slabs[slab].version(self.config.slab_size.index(page));
-        let writer = self.ops.writer(space, page);
-        writer.map_or(known, |op| self.ops.get(op).version.max(known))
-    }
-
-    fn write_answered(&mut self, op: OpIndex, exchange: &Exchange, status: Status) {
-        let Exchange { peer, space, page, version, .. } = *exchange;
-        let Some(slab) = self.slab_of(page) else { return };
-        if status == Status::Ok {
-            self.ops.get(op).acked.insert(peer);
-            let index = self.config.slab_size.index(page);
-            self.copy_has(space, slab, peer, index, version);
-            self.check_write(op);
-            self.op_exchange_ended(op);
-            let joining = self.spaces[space].slabs[slab].repair.as_ref().is_some_and(|repair| repair.peer == peer);
-            if joining {
-                self.mark(space, slab);
-            }
-        } else {
-            self.op_exchange_ended(op);
-            self.copy_lost(space, slab, peer);
+            redundancy.copy_failed(pool, copy);
+            redundancy.copy_lost(pool, pages, parity, exchange.space, slab, exchange.peer);
         }
     }
 }

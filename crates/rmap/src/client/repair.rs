@@ -4,8 +4,6 @@
 //! writes that it missed are done, and from then on its acknowledgement is waited for like any other, so that it is not
 //! behind for ever; then it joins the map. Only then does the copy leave that it replaces.
 
-mod restore;
-
 use super::tables::Tables;
 use super::transfer::Transfer;
 use crate::client::index::{PeerIndex, SpaceIndex};
@@ -108,7 +106,7 @@ pub struct Repair {
     pub peer: PeerIndex,
     pub grant: Version,
     pub step: Step,
-    replaces: Option<PeerIndex>,
+    pub replaces: Option<PeerIndex>,
     /// What it has, as far as is known.
     pub list: Box<[Version]>,
     /// Pages before this one were looked at in this pass.

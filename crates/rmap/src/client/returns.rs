@@ -4,8 +4,6 @@
 //! requests, of which there is a limited number for all servers together. It is told of this owner first, or it would not listen.
 //! A release names the grant that it ends, so one that comes late, twice or to a new life of the server ends nothing else.
 
-mod ask;
-
 use std::collections::VecDeque;
 
 use crate::client::index::SpaceIndex;
@@ -71,12 +69,12 @@ impl Returns {
     }
 
     /// The next one goes behind all others.
-    fn put_off(&mut self) {
+    pub fn put_off(&mut self) {
         self.waiting.rotate_left(1);
     }
 
     /// The next one was asked for, or nobody may ask any more.
-    fn pop(&mut self, was_asked: bool) {
+    pub fn pop(&mut self, was_asked: bool) {
         self.waiting.pop_front();
         self.asked += usize::from(was_asked);
     }

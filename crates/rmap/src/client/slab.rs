@@ -1,7 +1,5 @@
 //! What a client knows of its spaces and their slabs.
 
-mod map;
-
 use smallvec::SmallVec;
 
 use super::agenda::Marks;

@@ -4,8 +4,6 @@
 //! then. So some are kept ready. They are made by somebody else, who may wait, and are given to the client by
 //! [`super::Client::add_spare`]; where there is none, memory is asked for as it is needed.
 
-mod supply;
-
 use crate::units::{SlabSize, Version};
 
 /// Tables kept ready, 8 MiB: for 4 GiB of slabs never written to, which takes one exporter more than a second to fill.
@@ -47,6 +45,11 @@ impl Tables {
         table
     }
 
+    /// Takes a table that was made ahead. Beyond those that are wanted, or of another size, it is dropped.
+    pub fn add_spare(&mut self, table: SpareTable) {
+        self.give_back(table.0);
+    }
+
     /// Keeps a table for the next one, if it is one and there is room.
     pub fn give_back(&mut self, table: Vec<Version>) {
         if self.wanted() > 0 && table.capacity() == self.pages {
@@ -54,7 +57,8 @@ impl Tables {
         }
     }
 
-    fn wanted(&self) -> usize {
+    /// How many are to be added, so that there are as many as are kept ready.
+    pub fn wanted(&self) -> usize {
         SPARES_MAX - self.spares.len()
     }
 }

@@ -31,6 +31,7 @@ mod unanswered;
 mod vacate;
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use super::*;
 use crate::client::index::{PeerIndex, SpaceIndex};
@@ -82,7 +83,7 @@ fn room_that_has_come_is_room() {
 fn another_owner_ends_everything() {
     let mut pool = Pool::new(1, 1, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    let replica = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone();
+    let replica = pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone();
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 1, reserve: 0, key: [2; KEY_SIZE] };
     let old = pool.space;
     pool.space = pool.client.attach(&spec, Generation(2), &[(SlabNo(0), replica)]).unwrap();
@@ -150,7 +151,10 @@ fn a_late_reply_is_no_sign_of_life() {
     pool.begin_write(1, 2);
     pool.deaf = vec![0, 1];
     pool.pass(Duration::from_millis(18));
-    assert!(pool.client.peers[PeerIndex(1)].is_down() && !pool.client.peers[PeerIndex(0)].is_down());
+    assert!(
+        pool.client.pool.sessions.peers[PeerIndex(1)].is_down()
+            && !pool.client.pool.sessions.peers[PeerIndex(0)].is_down()
+    );
     pool.deliver_late();
     pool.pass(SILENCE);
     pool.deaf = vec![0];
@@ -172,7 +176,10 @@ fn a_lost_ping_is_repeated() {
         pool.deaf = vec![0, 1];
         (1..=busy).for_each(|page| pool.begin_write(page, 2));
         pool.pass(Duration::from_millis(18));
-        assert!(pool.client.peers[PeerIndex(1)].is_down() && !pool.client.peers[PeerIndex(0)].is_down());
+        assert!(
+            pool.client.pool.sessions.peers[PeerIndex(1)].is_down()
+                && !pool.client.pool.sessions.peers[PeerIndex(0)].is_down()
+        );
         pool.deaf = vec![1];
         pool.pass(Duration::from_millis(9));
         let slabs = 1 + busy as usize / 8;
@@ -188,7 +195,7 @@ fn a_slab_is_not_opened_by_a_server_that_may_be_dead() {
     let mut pool = Pool::new(2, 2, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
     pool.client.space_taken(SpaceIndex(0));
-    let map = [(SlabNo(0), pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone())];
+    let map = [(SlabNo(0), pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone())];
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.deaf = vec![1];
     pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
@@ -206,10 +213,14 @@ fn a_slab_is_not_opened_by_a_server_that_may_be_dead() {
 #[test]
 fn a_silent_server_does_not_starve_the_others() {
     let mut pool = Pool::new(2, 1, 8);
-    pool.client.config.error_after = None;
+    pool.client.pool.config.error_after = None;
     (0..64).for_each(|page| assert_eq!(pool.write(page, page as u8 + 1), Ok(())));
     let at = |pool: &Pool, page: u64, node| {
-        pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(page as u32 / 8)].entry).has(node)
+        pool.client
+            .pool
+            .sessions
+            .peers_of(&pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(page as u32 / 8)].entry)
+            .has(node)
     };
     let (silent, other): (Vec<u64>, Vec<u64>) = (0..64).partition(|page| at(&pool, *page, PeerIndex(0)));
     assert!(!silent.is_empty() && !other.is_empty());
@@ -249,7 +260,7 @@ fn a_silent_server_does_not_starve_the_others() {
 fn what_waits_for_a_silent_server_fails_when_it_is_lost() {
     for is_taken in [false, true] {
         let mut pool = Pool::new(1, 1, 4);
-        pool.client.config.error_after = None;
+        pool.client.pool.config.error_after = None;
         assert_eq!(pool.write(0, 1), Ok(()));
         pool.deaf = vec![0];
         pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 2).unwrap();
@@ -279,7 +290,11 @@ fn a_server_in_distress_is_relieved_only_by_one_that_lives() {
         pool.expect_written(1);
         assert_eq!(pool.client.in_sync(pool.space), (0, 1));
         assert_eq!(
-            pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(0)),
+            pool.client
+                .pool
+                .sessions
+                .peers_of(&pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry)
+                .has(PeerIndex(0)),
             dies
         );
         assert_eq!(pool.read(0), Ok(2));
@@ -291,14 +306,20 @@ fn a_server_in_distress_is_relieved_only_by_one_that_lives() {
 fn a_copy_does_not_move_to_a_server_that_may_be_dead() {
     let mut pool = Pool::new(2, 1, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    let old =
-        usize::from(!pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(0)));
+    let old = usize::from(
+        !pool
+            .client
+            .pool
+            .sessions
+            .peers_of(&pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry)
+            .has(PeerIndex(0)),
+    );
     let new = 1 - old;
     pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
     // The page goes through the client, which takes no answer of the new server.
-    pool.client.peers[PeerIndex(old)].distrust();
+    pool.client.pool.sessions.peers[PeerIndex(old)].distrust();
     pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
-    while pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
+    while pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
         .repair
         .as_ref()
         .is_none_or(|repair| repair.mirror().is_none())
@@ -327,7 +348,7 @@ fn a_lost_slab_is_moved_no_more() {
     pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
     // The reply says so; what the new server answers once it has the slab comes too late.
     pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
-    while pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
+    while pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
         .repair
         .as_ref()
         .is_none_or(|repair| repair.mirror().is_none())
@@ -343,7 +364,7 @@ fn a_lost_slab_is_moved_no_more() {
     pool.slow = None;
     pool.pass(FOR_GOOD);
     assert_eq!(pool.read(0), Err(Failure::Lost));
-    assert!(pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].repair.is_none());
+    assert!(pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].repair.is_none());
     assert_eq!(pool.servers[new].free_slabs(), 4);
 }
 
@@ -389,7 +410,7 @@ fn slabs_take_turns_at_the_room_for_copies() {
     pool.client.space_taken(SpaceIndex(0));
     while pool.client.poll_event(&mut [0; PAGE_SIZE]).is_some() {}
     let map: Vec<_> = (0..5)
-        .map(|slab| (SlabNo(slab), pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(slab)].entry.clone()))
+        .map(|slab| (SlabNo(slab), pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(slab)].entry.clone()))
         .collect();
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
@@ -484,7 +505,7 @@ fn a_slab_is_discarded_and_comes_anew() {
     assert!(!pool.client.discard_slab(pool.now, pool.space, first), "it leaves already");
     // The control plane has not answered yet: what is written now comes into the next life, not into this one.
     pool.client.write(pool.now, pool.space, PageNo(3), Class::Eviction, &[7; PAGE_SIZE], 1).unwrap();
-    assert_eq!(pool.client.peers.iter().map(|peer| peer.waiting().0).sum::<usize>(), 0);
+    assert_eq!(pool.client.pool.sessions.peers.iter().map(|peer| peer.waiting().0).sum::<usize>(), 0);
     pool.run();
     pool.expect_written(1);
     assert_eq!([pool.read(0), pool.read(3), pool.read(8)], [Ok(0), Ok(7), Ok(1)]);

@@ -5,16 +5,14 @@
 //! more; it is asked what it has. Only what it then lists counts: the source's word is a hint for when to look. What is still
 //! missing goes through the client, so nothing depends on servers that cannot reach each other, or that lie.
 
-mod direct;
-
 use crate::client::index::PeerIndex;
 use crate::units::Time;
 use crate::wire::copy::ORDER_SIZE;
 
 /// How often a source is asked how far it is: a slab of 64 MiB takes a tenth of a second at the very best.
-const PROGRESS_EVERY: std::time::Duration = std::time::Duration::from_millis(5);
+pub const PROGRESS_EVERY: std::time::Duration = std::time::Duration::from_millis(5);
 /// A slab with less in it than this part of its pages goes through the client: the questions would be more than the pages.
-const WORTH_PART: usize = 16;
+pub const WORTH_PART: usize = 16;
 
 /// How far the servers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +36,14 @@ pub struct Instruction {
 }
 
 impl Instruction {
+    /// # Panics
+    /// Of more than [`ORDER_SIZE`] bytes.
+    pub fn new(payload: &[u8]) -> Instruction {
+        let mut instruction = Instruction { bytes: [0; ORDER_SIZE], length: payload.len() };
+        instruction.bytes[..payload.len()].copy_from_slice(payload);
+        instruction
+    }
+
     pub fn payload(&self) -> &[u8] {
         &self.bytes[..self.length]
     }

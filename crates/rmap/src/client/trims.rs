@@ -19,14 +19,9 @@
 //!
 //! A copy that is the only one in the map, or the only one that answers, is believed, as what it lists of any page is.
 
-use super::Client;
-use super::open::Listing;
-use super::peer::PeerSet;
-use super::slab::Slab;
-use crate::client::context::context;
-use crate::client::index::{CopyIndex, SpaceIndex};
-use crate::crypto::Rejected;
-use crate::units::{PAGE_SIZE, SEALED_SIZE, SlabNo, Version};
+use crate::client::open::Listing;
+use crate::client::slab::Slab;
+use crate::units::Version;
 
 /// The newest content of a page that lies beneath a trim: the copy that lists it. `None` if the newest version that is listed is no trim,
 /// or no copy lists content.
@@ -50,31 +45,5 @@ impl Slab {
         let version = beneath.unwrap_or(newest);
         self.versions[index] = version;
         beneath.is_some() || !version.has_content() && self.is_disputed(index)
-    }
-}
-
-impl Client {
-    /// Copies of a slab that nothing speaks against.
-    pub(super) fn sound_copies(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        context!(self).sound_copies(space, slab)
-    }
-
-    /// The content that a copy was asked for, in the version in which the other copy gets it.
-    pub(super) fn seal_anew(
-        &mut self,
-        copy: CopyIndex,
-        (space, slab, index): (SpaceIndex, SlabNo, usize),
-        version: Version,
-        renewed: Version,
-    ) -> Result<(), Rejected> {
-        let page = self.config.slab_size.page(slab, index);
-        let key = &self.spaces[space].key;
-        let room =
-            self.redundancy.copies.buffer(copy).first_chunk_mut::<SEALED_SIZE>().ok_or(Rejected::NotAuthentic)?;
-        let mut content = [0; PAGE_SIZE];
-        key.open(page, version, room, &mut content)?;
-        room[..PAGE_SIZE].copy_from_slice(&content);
-        key.seal(page, renewed, room);
-        Ok(())
     }
 }

@@ -11,19 +11,17 @@
 //! One exception is a read of a group with parity that has lost two members. It waits until the map says so.
 //!
 //! Nothing was sent of a request that could not begin. A write may have begun, be at every copy that can have it, and wait only
-//! until the map is rid of the others. It fails as a write to silent servers does (see `unanswered.rs`): it stays under way, and
+//! until the map is rid of the others. It fails as a write to silent servers does (see `pages/silence.rs`): it stays under way, and
 //! is done when the map is changed. Later writes to a slab that has such a copy do not begin.
 //!
 //! [`ClientConfig::map_patience`]: super::ClientConfig::map_patience
 //! [`ClientConfig::error_after`]: super::ClientConfig::error_after
 
-mod wait;
-
 use std::time::Duration;
 
 /// A question that is asked while older ones have no answer waits for so long: a store that is there answers in milliseconds.
-const GRACE: Duration = Duration::from_secs(1);
+pub const GRACE: Duration = Duration::from_secs(1);
 /// So many questions are asked in that time about slabs that nobody has, to see whether there are answers; and so many may be open.
 /// Each takes slabs from servers.
-const TRIALS_MAX: usize = 4;
-const TRIALS_OPEN_MAX: usize = 64;
+pub const TRIALS_MAX: usize = 4;
+pub const TRIALS_OPEN_MAX: usize = 64;

@@ -5,9 +5,10 @@
 
 use std::collections::VecDeque;
 
-/// Room that there is from the start: for more slabs than an owner that makes parity has in line at a time.
 use crate::client::index::SpaceIndex;
 use crate::units::SlabNo;
+
+/// Room that there is from the start: for more slabs than an owner that makes parity has in line at a time.
 const LINE: usize = 64;
 
 /// A slab in line.

@@ -1,28 +1,30 @@
 //! Lets reads wait, and begins them again when they can be answered.
 
+use crate::client::Failure;
 use crate::client::index::{OpIndex, SpaceIndex};
 use crate::client::ops::Operation;
+use crate::client::pages::Pages;
+use crate::client::parity::Parity;
+use crate::client::pool::Pool;
 use crate::client::read_queue::QueuedRead;
-use crate::client::slab::Phase;
-use crate::client::{Client, Failure};
 use crate::units::SlabNo;
 
-impl Client {
+impl Pages {
     /// Takes a read out of the operations, with all that it has asked. `false` if it has to stay there.
-    pub(in crate::client) fn queue_read(&mut self, op: OpIndex) -> bool {
+    pub fn queue_read(&mut self, pool: &mut Pool, parity: &mut Parity, op: OpIndex) -> bool {
         if self.ops.peek(op).is_own {
-            self.put_back(op);
+            self.put_back(pool, parity, op);
             return true;
         }
         let Operation { space, page, .. } = *self.ops.peek(op);
-        if self.slab_of(page).is_some_and(|slab| self.is_out_of_reach(space, slab)) {
-            self.fail_op(op, Failure::Silent);
+        if pool.map.slab_of(page).is_some_and(|slab| pool.is_out_of_reach(space, slab)) {
+            self.fail_read(pool, parity, op, Failure::Silent);
             return true;
         }
         if self.read_queue.is_full() {
             return false;
         }
-        self.drop_exchanges(op);
+        self.drop_exchanges(pool, parity, op);
         let Operation { class, token, since, .. } = *self.ops.get(op);
         self.ops.leave(op);
         self.read_queue.push(QueuedRead { space, page, class, token, since });
@@ -30,56 +32,42 @@ impl Client {
     }
 
     /// Has the slabs looked at that reads wait for.
-    pub(in crate::client) fn mark_queued(&mut self) {
+    pub fn mark_queued(&self, pool: &mut Pool) {
         for at in 0..self.read_queue.len() {
             let Some(QueuedRead { space, page, .. }) = self.read_queue.get(at) else { return };
-            self.slab_of(page).into_iter().for_each(|slab| self.mark(space, slab));
+            pool.map.slab_of(page).into_iter().for_each(|slab| pool.map.mark(space, slab));
         }
     }
 
     /// Begins the reads of a slab that can end now.
-    pub(in crate::client) fn resume_slab(&mut self, space: SpaceIndex, slab: SlabNo) {
-        self.resume_where(|client, queued| queued.space == space && client.slab_of(queued.page) == Some(slab));
+    pub fn resume_slab(&mut self, pool: &mut Pool, parity: &mut Parity, space: SpaceIndex, slab: SlabNo) {
+        let size = pool.map.size;
+        self.resume_where(pool, parity, |queued| queued.space == space && size.slab(queued.page) == Some(slab));
     }
 
     /// Another owner has the space.
-    pub(in crate::client) fn resume_space(&mut self, space: SpaceIndex) {
-        self.resume_where(|_, queued| queued.space == space);
+    pub fn resume_space(&mut self, pool: &mut Pool, parity: &mut Parity, space: SpaceIndex) {
+        self.resume_where(pool, parity, |queued| queued.space == space);
     }
 
     /// There is a slot again.
-    pub(in crate::client) fn resume_waiting(&mut self) {
+    pub fn resume_waiting(&mut self, pool: &mut Pool, parity: &mut Parity) {
         if self.read_queue.has_place(self.ops.has_room()) {
-            self.resume_where(|_, _| true);
+            self.resume_where(pool, parity, |_| true);
         }
     }
 
-    fn resume_where(&mut self, fits: impl Fn(&Client, &QueuedRead) -> bool) {
+    fn resume_where(&mut self, pool: &mut Pool, parity: &mut Parity, fits: impl Fn(&QueuedRead) -> bool) {
         for _ in 0..self.read_queue.len() {
             let Some(queued) = self.read_queue.next() else { return };
-            let ready = fits(self, &queued) && self.is_answerable(&queued);
+            let ready = fits(&queued) && pool.is_answerable(&queued);
             let QueuedRead { space, page, class, token, since } = queued;
             if !ready {
                 self.read_queue.push(queued);
-            } else if !self.begin_again(space, page, class, (token, since)) {
+            } else if !self.begin_again(pool, parity, space, page, class, (token, since)) {
                 // Nor is there a slot for any other one.
                 return self.read_queue.wait_for_place(queued);
             }
         }
-    }
-
-    /// Whether a server can be asked for the page, or it is known without one what became of it.
-    fn is_answerable(&self, queued: &QueuedRead) -> bool {
-        let Some(slab) = self.slab_of(queued.page) else { return true };
-        let state = &self.spaces[queued.space].slabs[slab];
-        let open = matches!(state.phase, Phase::Open | Phase::Followed);
-        let silent = if open && self.is_grouped(queued.space, slab) {
-            !self.has_source(queued.space, slab)
-        } else {
-            let copies = self.sound_copies(queued.space, slab);
-            !copies.is_empty() && copies.iter().all(|peer| self.peers[peer].is_down())
-        };
-        let fails = self.spaces[queued.space].is_taken || self.is_out_of_reach(queued.space, slab);
-        fails || !open || !silent
     }
 }

@@ -1,70 +1,35 @@
 //! Reads the pages of a stripe and puts together what is missing.
 
-use super::stripe::{Job, Purpose, Source, Sources, Stripes};
-use crate::client::copies::Copy;
-use crate::client::exchange::{Exchange, Request, Role};
-use crate::client::index::{CopyIndex, GroupIndex, OpIndex, PeerIndex, SpaceIndex, StripeIndex};
-use crate::client::ops::{Kind, Operation, Stage};
-use crate::client::peer::PeerSet;
-use crate::client::slab::{Phase, Space};
-use crate::client::{Client, Failure, Fault};
-use crate::units::{Class, PAGE_SIZE, SEALED_SIZE, SlabNo, Version};
+use crate::client::exchange::{Answer, Exchange, Request, Role};
+use crate::client::index::{GroupIndex, SpaceIndex, StripeIndex};
+use crate::client::pages::Pages;
+use crate::client::parity::Parity;
+use crate::client::parity::stripe::{Job, Purpose, Source, Sources};
+use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
+use crate::client::{Failure, Fault};
+use crate::units::{Class, PAGE_SIZE, SEALED_SIZE};
 use crate::wire::message::{Op as Wire, Status};
 
-impl Client {
-    /// Copies of a slab that can be asked: those that are not known to be worthless, at servers that know this reader.
-    pub(in crate::client) fn copies_to_ask(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        let Space { slabs, fenced_at, refusing, .. } = &self.spaces[space];
-        self.peers_of(&slabs[slab].entry).minus(slabs[slab].failed).minus(*refusing).intersection(*fenced_at)
-    }
-
-    /// The nearest copy of a slab whose pages are known, at a server that answers.
-    fn nearest(&self, space: SpaceIndex, slab: SlabNo) -> Option<PeerIndex> {
-        let open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
-        let up = self.copies_to_ask(space, slab).iter().filter(|peer| open && !self.peers[*peer].is_down());
-        up.min_by_key(|peer| self.peers[*peer].round_trip())
-    }
-
-    /// Columns of a slab's group that hold something, but the slab itself.
-    pub(in crate::client) fn other_columns(&self, space: SpaceIndex, slab: SlabNo) -> impl Iterator<Item = SlabNo> {
-        let Self { spaces, .. } = self;
-        let layout = spaces[space].layout;
-        let columns = layout.group(slab).into_iter().flat_map(move |group| layout.columns(group));
-        columns.filter(move |column| *column != slab && spaces[space].slabs.get(*column).is_some_and(|s| s.is_held()))
-    }
-
-    /// Whether all that a page of the slab is put together from can be read now.
-    pub(in crate::client) fn can_reconstruct(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let layout = self.spaces[space].layout;
-        let group = layout.group(slab);
-        let parity = group.is_some_and(|group| layout.is_parity(slab) || self.has_parity(space, group));
-        parity && self.other_columns(space, slab).all(|column| self.nearest(space, column).is_some())
-    }
-
-    fn sources(&self, space: SpaceIndex, slab: SlabNo, index: usize) -> Option<Sources> {
-        let mut sources = Sources::default();
-        let mut free = sources.iter_mut();
-        for column in self.other_columns(space, slab) {
-            let peer = self.nearest(space, column)?;
-            let version = self.spaces[space].slabs[column].version(index);
-            if version.has_content() {
-                let page = self.config.slab_size.page(column, index);
-                *free.next()? = Some(Source { peer, page, version });
-            }
-        }
-        Some(sources)
-    }
-
-    fn begin_stripe(&mut self, stripe: StripeIndex, job: Job, sources: &Sources, class: Class) -> bool {
+impl Parity {
+    /// Asks for the pages of a stripe. `false`, and it does not begin, if there are none or too much is asked already.
+    pub fn begin_stripe(
+        &mut self,
+        pool: &mut Pool,
+        stripe: StripeIndex,
+        job: Job,
+        sources: &Sources,
+        class: Class,
+    ) -> bool {
         let left = sources.iter().flatten().count();
         if left == 0 {
             return false;
         }
-        self.parity.stripes.begin(stripe, job, left);
+        self.stripes.begin(stripe, job, left);
         for Source { peer, page, version } in sources.iter().flatten().copied() {
             let (role, op, space) = (Role::Strip { stripe }, Wire::Read, job.space);
-            if !self.ask(Request { role, peer, op, class, space, page, version }) {
-                self.end_stripe(stripe);
+            if !pool.ask(Request { role, peer, op, class, space, page, version }) {
+                self.end_stripe(pool, stripe);
                 return false;
             }
         }
@@ -72,266 +37,133 @@ impl Client {
     }
 
     /// Ends a stripe with all that it asked.
-    fn end_stripe(&mut self, stripe: StripeIndex) -> Option<Job> {
-        let job = self.parity.stripes.end(stripe)?;
-        while let Some(exchange) = self.exchanges.find(|exchange| exchange.role == Role::Strip { stripe }) {
-            self.end_exchange(exchange.id);
+    pub fn end_stripe(&mut self, pool: &mut Pool, stripe: StripeIndex) -> Option<Job> {
+        let job = self.stripes.end(stripe)?;
+        while let Some(exchange) = pool.sessions.exchanges.find(|exchange| exchange.role == Role::Strip { stripe }) {
+            pool.sessions.end_exchange(exchange.id);
         }
         Some(job)
     }
 
-    /// Asks for a page of a group that has parity: its own copy, if that can be asked, else those that it can be put together
-    /// from. Where neither can be, the read waits for a server or for another map.
-    pub(in crate::client) fn ask_group(&mut self, op: OpIndex, slab: SlabNo) {
-        let Operation { space, sent, is_bad_itself, exchanges, .. } = *self.ops.peek(op);
-        let copies = self.copies_to_ask(space, slab);
-        let near = |peer: &PeerIndex| (sent.has(*peer), self.peers[*peer].round_trip());
-        let up = copies.iter().filter(|peer| !is_bad_itself && !self.peers[*peer].is_down()).min_by_key(near);
-        if let Some(peer) = up {
-            return self.ask_copy(op, peer);
-        }
-        if self.read_degraded(op) {
-            return;
-        }
-        if !is_bad_itself {
-            if !self.queue_read(op) {
-                self.ops.activate(op);
-            }
-            return;
-        }
-        let is_gone = |column: SlabNo| {
-            let state = &self.spaces[space].slabs[column];
-            self.peers_of(&state.entry).minus(state.failed).is_empty()
-        };
-        if exchanges == 0 && self.other_columns(space, slab).any(is_gone) {
-            self.finish_read(op, Err(Failure::Corrupt));
-        } else if exchanges == 0 && self.others_are_out_of_reach(space, slab) {
-            self.finish_read(op, Err(Failure::Silent));
-        }
-    }
-
-    /// Something has changed: reads that wait may have somebody to ask.
-    pub(in crate::client::parity) fn retry_reads(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let size = self.config.slab_size;
-        let waits = |op: &Operation| op.stage == Stage::Active && op.kind == Kind::Read && op.exchanges == 0;
-        for op in self.ops.select(|op| waits(op) && op.space == space && size.slab(op.page) == Some(slab)) {
-            if !self.parity.stripes.is_waiting(op) {
-                self.ask_for_page(op);
-            }
-        }
-    }
-
-    /// Reads a page whose own copy cannot be asked, or is bad. `false` if not all of the others can be read now.
-    pub(in crate::client) fn read_degraded(&mut self, op: OpIndex) -> bool {
-        let (space, page, class, version) = {
-            let op = self.ops.peek(op);
-            (op.space, op.page, op.class, op.version)
-        };
-        let (Some(slab), index) = (self.slab_of(page), self.config.slab_size.index(page)) else { return false };
-        if !self.can_reconstruct(space, slab) {
-            return false;
-        }
-        self.ops.activate(op);
-        // Of a read that was asked elsewhere before: the page may have been written meanwhile, and others have to fit what it is now.
-        let version = version.max(self.spaces[space].slabs[slab].version(index));
-        if !version.has_content() {
-            self.finish_read(op, Ok(false));
-            return true;
-        }
-        self.ops.get(op).version = version;
-        if self.parity.stripes.of_read(op).is_some() {
-            return true;
-        }
-        let free = self.parity.stripes.free_for_read();
-        let begun = free.zip(self.sources(space, slab, index)).is_some_and(|(stripe, sources)| {
-            let job = Job { purpose: Purpose::Read { op }, space, slab, index, version };
-            self.begin_stripe(stripe, job, &sources, class)
-        });
-        if begun {
-            self.ops.get(op).exchanges += 1;
-        } else {
-            self.parity.stripes.wait(op);
-        }
-        true
-    }
-
-    /// Makes what a slab in the making has at `index`, for a copy that has its slot already.
-    pub(in crate::client) fn begin_stripe_copy(
-        &mut self,
-        copy: CopyIndex,
-        space: SpaceIndex,
-        slab: SlabNo,
-        index: usize,
-    ) -> bool {
-        let version = self.spaces[space].slabs[slab].version(index);
-        if !version.has_content() {
-            // Trimmed: that is all there is to know of it.
-            self.copy_was_read(copy, version);
-            return true;
-        }
-        let job = Job { purpose: Purpose::Copy { copy }, space, slab, index, version };
-        let sources = self.sources(space, slab, index);
-        sources.is_some_and(|sources| self.begin_stripe(Stripes::of_copy(copy), job, &sources, Class::Rebuild))
-    }
-
-    /// Reads that can be put together now.
-    pub(in crate::client::parity) fn begin_waiting_stripes(&mut self) {
-        for _ in 0..self.parity.stripes.waiting() {
-            let Some(op) = self.parity.stripes.next_waiting() else { return };
-            let about = *self.ops.peek(op);
-            let waits = about.stage == Stage::Active && about.kind == Kind::Read;
-            if waits && !self.is_answer_coming(op) {
-                self.ask_for_page(op);
-            }
-        }
-    }
-
-    /// Whether a read has asked somebody who answers. What a silent server was asked does not come, though it may be under way for long.
-    pub(in crate::client) fn is_answer_coming(&self, op: OpIndex) -> bool {
-        let asks = |e: &Exchange| e.role == Role::Read { op } && !self.peers[e.peer].is_down();
-        self.ops.peek(op).exchanges > 0
-            && (self.exchanges.find(asks).is_some() || self.parity.stripes.of_read(op).is_some())
-    }
-
-    /// No answer is wanted any more to a read.
-    pub(in crate::client) fn drop_stripe(&mut self, op: OpIndex) {
-        if let Some(stripe) = self.parity.stripes.of_read(op)
-            && self.end_stripe(stripe).is_some()
-        {
-            self.op_exchange_ended(op);
-        }
-    }
-
-    /// Servers fell silent, or a copy is none any more: what was asked there does not come.
-    pub(in crate::client) fn stripe_interrupted(&mut self, stripe: StripeIndex) {
-        let Some(job) = self.end_stripe(stripe) else { return };
-        match job.purpose {
-            Purpose::Read { op } => {
-                self.op_exchange_ended(op);
-                self.parity.stripes.begin_anew(op);
-            }
-            Purpose::Copy { copy } => self.copy_failed(copy),
-        }
-    }
-
-    /// A group has no parity any more, and may be written to: its reads ask the copies.
-    pub(in crate::client::parity) fn interrupt_stripes_of(&mut self, space: SpaceIndex, group: GroupIndex) {
-        let layout = self.spaces[space].layout;
-        for stripe in self.parity.stripes.of_reads() {
-            let is_of_group = |job: Job| job.space == space && layout.group(job.slab) == Some(group);
-            if self.parity.stripes.get(stripe).is_some_and(is_of_group) {
-                self.stripe_interrupted(stripe);
-            }
-        }
-    }
-
-    /// Nothing more is copied to a slab, nor put together for it.
-    pub(in crate::client::parity) fn end_copies(&mut self, space: SpaceIndex, slab: SlabNo) {
-        self.end_copies_where(|job| (job.space, job.slab) == (space, slab));
-    }
-
-    /// The same for one copy of it: what is still to be read for that comes to nothing.
-    pub(in crate::client) fn end_copies_to(&mut self, space: SpaceIndex, slab: SlabNo, target: PeerIndex) {
-        self.end_copies_where(|job| (job.space, job.slab, job.target) == (space, slab, target));
-    }
-
-    fn end_copies_where(&mut self, ends: impl Fn(Copy) -> bool) {
-        for copy in self.redundancy.copies.indices() {
-            if self.redundancy.copies.get(copy).is_some_and(&ends) {
-                self.end_stripe(Stripes::of_copy(copy));
-                let ours = |role| role == Role::CopyRead { copy } || role == Role::CopyWrite { copy };
-                while let Some(exchange) = self.exchanges.find(|exchange| ours(exchange.role)) {
-                    self.end_exchange(exchange.id);
-                }
-                self.redundancy.copies.end(copy);
-            }
-        }
-    }
-
-    /// A server is silent: pages that others are put together from, or that are copied from it, are not waited for. Another may
-    /// have them, or be what they are put together from.
-    pub(in crate::client) fn interrupt_sources_at(&mut self, peer: PeerIndex) {
-        let is_source = |role| matches!(role, Role::Strip { .. } | Role::CopyRead { .. });
-        while let Some(exchange) = self.exchanges.find(|e| e.peer == peer && is_source(e.role)) {
-            self.cancel(exchange.id);
-        }
-    }
-
     /// A page of a stripe came.
-    pub(in crate::client) fn strip_answered(
+    pub fn strip_answered(
         &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
         stripe: StripeIndex,
         exchange: &Exchange,
-        status: Status,
-        version: Version,
-        payload: &[u8],
+        Answer { status, version, payload }: Answer<'_>,
     ) {
         let Exchange { space, page, peer, .. } = *exchange;
-        let Some(column) = self.slab_of(page) else { return };
-        if status != Status::Ok || self.is_another_copy(space, version) {
-            self.stripe_interrupted(stripe);
-            return self.copy_lost(space, column, peer);
+        let Some(column) = pool.map.slab_of(page) else { return };
+        if status != Status::Ok || pool.map.is_another_copy(space, version) {
+            self.stripe_interrupted(pool, pages, redundancy, stripe);
+            return redundancy.copy_lost(pool, pages, self, space, column, peer);
         }
-        let layout = self.spaces[space].layout;
+        let layout = pool.map.spaces[space].layout;
         // Whoever made parity may have made it as a later life of the slab (`cold.rs`).
         let is_later = layout.is_parity(column) && version > exchange.version;
         let right = (version == exchange.version || is_later) && payload.len() == SEALED_SIZE;
         let mut content = [0; PAGE_SIZE];
         // Nobody can tell of parity alone whether it is right: what it comes to is opened.
         let opens = layout.is_parity(column)
-            || right && self.spaces[space].key.open(page, version, payload, &mut content).is_ok();
+            || right && pool.map.spaces[space].key.open(page, version, payload, &mut content).is_ok();
         if !right || !opens {
-            self.stats.bad_pages += 1;
-            return self.stripe_is_bad(stripe);
+            pool.stats.bad_pages += 1;
+            return self.stripe_is_bad(pool, pages, redundancy, stripe);
         }
-        let leaves_out = self.has(Fault::LeavesMembersOut);
+        let leaves_out = pool.has(Fault::LeavesMembersOut);
         let is_read = |job: &Job| matches!(job.purpose, Purpose::Read { .. });
         let counts = |job: &Job, is_last| !(leaves_out && is_last && is_read(job));
-        if let Some(job) = self.parity.stripes.add(stripe, payload, counts) {
-            self.stripe_is_whole(stripe, job);
+        if let Some(job) = self.stripes.add(stripe, payload, counts) {
+            self.stripe_is_whole(pool, pages, redundancy, stripe, job);
         }
     }
 
-    fn stripe_is_whole(&mut self, stripe: StripeIndex, job: Job) {
+    fn stripe_is_whole(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        stripe: StripeIndex,
+        job: Job,
+    ) {
         let Job { purpose, space, slab, index, version, .. } = job;
-        let page = self.config.slab_size.page(slab, index);
-        let key = &self.spaces[space].key;
+        let page = pool.map.size.page(slab, index);
+        let key = &pool.map.spaces[space].key;
         match purpose {
             Purpose::Read { op } => {
-                let opened = key.open(page, version, self.parity.stripes.sum(stripe), self.ops.content(op));
-                self.end_stripe(stripe);
-                self.op_exchange_ended(op);
-                self.stats.degraded += u64::from(opened.is_ok());
-                self.stats.bad_pages += u64::from(opened.is_err());
-                self.finish_read(op, opened.map(|()| true).map_err(|_| Failure::Corrupt));
+                let opened = key.open(page, version, self.stripes.sum(stripe), pages.ops.content(op));
+                self.end_stripe(pool, stripe);
+                pages.op_exchange_ended(op);
+                pool.stats.degraded += u64::from(opened.is_ok());
+                pool.stats.bad_pages += u64::from(opened.is_err());
+                pages.finish_read(pool, self, op, opened.map(|()| true).map_err(|_| Failure::Corrupt));
             }
             Purpose::Copy { copy } => {
                 let mut content = [0; PAGE_SIZE];
-                let is_parity = self.spaces[space].layout.is_parity(slab);
-                if !is_parity && key.open(page, version, self.parity.stripes.sum(stripe), &mut content).is_err() {
-                    self.stats.bad_pages += 1;
-                    return self.stripe_is_bad(stripe);
+                let is_parity = pool.map.spaces[space].layout.is_parity(slab);
+                if !is_parity && key.open(page, version, self.stripes.sum(stripe), &mut content).is_err() {
+                    pool.stats.bad_pages += 1;
+                    return self.stripe_is_bad(pool, pages, redundancy, stripe);
                 }
-                self.redundancy.copies.buffer(copy).copy_from_slice(self.parity.stripes.sum(stripe));
-                self.end_stripe(stripe);
-                self.copy_was_read(copy, version);
+                redundancy.copies.buffer(copy).copy_from_slice(self.stripes.sum(stripe));
+                self.end_stripe(pool, stripe);
+                redundancy.copy_was_read(pool, copy, version);
             }
         }
     }
 
     /// Something of it is not what was sealed, at the only copy that there is.
-    fn stripe_is_bad(&mut self, stripe: StripeIndex) {
-        let Some(Job { purpose, space, slab, .. }) = self.end_stripe(stripe) else { return };
+    fn stripe_is_bad(&mut self, pool: &mut Pool, pages: &mut Pages, redundancy: &mut Redundancy, stripe: StripeIndex) {
+        let Some(Job { purpose, space, slab, .. }) = self.end_stripe(pool, stripe) else { return };
         match purpose {
             Purpose::Read { op } => {
-                self.op_exchange_ended(op);
-                self.finish_read(op, Err(Failure::Corrupt));
+                pages.op_exchange_ended(op);
+                pages.finish_read(pool, self, op, Err(Failure::Corrupt));
             }
             Purpose::Copy { copy } => {
                 // As it is, this slab cannot be made anew. Another map, or another reader, may change that.
-                self.spaces[space].slabs[slab].is_stuck =
-                    self.is_grouped(space, slab) || self.spaces[space].layout.is_parity(slab);
-                self.copy_failed(copy);
+                pool.map.spaces[space].slabs[slab].is_stuck =
+                    pool.map.is_grouped(space, slab) || pool.map.spaces[space].layout.is_parity(slab);
+                redundancy.copy_failed(pool, copy);
+            }
+        }
+    }
+
+    /// Servers fell silent, or a copy is none any more: what was asked there does not come.
+    pub fn stripe_interrupted(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        stripe: StripeIndex,
+    ) {
+        let Some(job) = self.end_stripe(pool, stripe) else { return };
+        match job.purpose {
+            Purpose::Read { op } => {
+                pages.op_exchange_ended(op);
+                self.stripes.begin_anew(op);
+            }
+            Purpose::Copy { copy } => redundancy.copy_failed(pool, copy),
+        }
+    }
+
+    /// A group has no parity any more, and may be written to: its reads ask the copies.
+    pub fn interrupt_stripes_of(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        space: SpaceIndex,
+        group: GroupIndex,
+    ) {
+        let layout = pool.map.spaces[space].layout;
+        for stripe in self.stripes.of_reads() {
+            let is_of_group = |job: Job| job.space == space && layout.group(job.slab) == Some(group);
+            if self.stripes.get(stripe).is_some_and(is_of_group) {
+                self.stripe_interrupted(pool, pages, redundancy, stripe);
             }
         }
     }

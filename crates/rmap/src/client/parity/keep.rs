@@ -1,21 +1,29 @@
 //! What a keeper does, and an owner with groups that have parity: parity is made, copies beyond one are dropped, what is gone is
 //! made anew, and no server has two of a group.
 
-use super::super::Client;
-use super::super::ledger::Table;
-use super::super::peer::PeerSet;
-use super::super::repair::{REPAIRS_MAX, Repair};
-use super::super::sealed::Tenure;
-use super::super::slab::{Phase, Slab, Space};
-use super::assign::{OfColumns, assign};
-use crate::client::index::{GroupIndex, PeerIndex, SpaceIndex};
+use crate::client::index::{GroupIndex, SpaceIndex};
+use crate::client::ledger::Table;
+use crate::client::pages::Pages;
+use crate::client::parity::Parity;
+use crate::client::peer::PeerSet;
+use crate::client::pool::Pool;
+use crate::client::redundancy::Redundancy;
+use crate::client::slab::Phase;
 use crate::units::{SlabNo, Time};
 
-impl Client {
+impl Parity {
     /// What comes next for a group that is to have parity. Its last step is the map's: then it has.
-    pub(super) fn make_group(&mut self, now: Time, space: SpaceIndex, group: GroupIndex) {
-        let members = self.held_members(space, group);
-        let slabs = &self.spaces[space].slabs;
+    pub fn make_group(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        now: Time,
+        space: SpaceIndex,
+        group: GroupIndex,
+    ) {
+        let members = pool.map.held_members(space, group);
+        let slabs = &pool.map.spaces[space].slabs;
         let ready = |slab: &SlabNo| {
             let slab = &slabs[*slab];
             let is_open = matches!(slab.phase, Phase::Open) && slab.disputed.is_empty();
@@ -25,147 +33,86 @@ impl Client {
             return;
         }
         for slab in &members {
-            match self.spaces[space].slabs[*slab].table {
+            match pool.map.spaces[space].slabs[*slab].table {
                 Table::Known | Table::Compared { .. } | Table::Written { .. } | Table::Refused => {}
-                Table::Wanting => self.write_table(space, *slab),
-                _ => self.compare_table(space, *slab),
+                Table::Wanting => self.write_table(pool, space, *slab),
+                _ => self.compare_table(pool, pages, space, *slab),
             }
         }
-        let is_known = |slab: &SlabNo| self.spaces[space].slabs[*slab].table == Table::Known;
-        if !members.iter().all(is_known) || !self.is_ledger_kept(space, group) {
+        let is_known = |slab: &SlabNo| pool.map.spaces[space].slabs[*slab].table == Table::Known;
+        if !members.iter().all(is_known) || !pool.is_ledger_kept(space, group) {
             return;
         }
-        let parity = self.spaces[space].layout.parity(group);
-        if matches!(self.spaces[space].slabs[parity].phase, Phase::Vacant) {
-            self.make_parity_table(space, group);
-            self.spaces[space].slabs[parity].phase = Phase::Open;
+        let parity = pool.map.spaces[space].layout.parity(group);
+        if matches!(pool.map.spaces[space].slabs[parity].phase, Phase::Vacant) {
+            pool.map.make_parity_table(space, group);
+            pool.map.spaces[space].slabs[parity].phase = Phase::Open;
         }
-        self.keep_column(now, space, parity);
-    }
-
-    /// A slab of the ledger was looked at. If both of its copies are there, and nothing is moved, groups that waited for that go on.
-    pub(super) fn ledger_was_looked_at(&mut self, space: SpaceIndex, ledger: SlabNo) {
-        let Space { tenure, layout, slabs, .. } = &self.spaces[space];
-        let (layout, is_still) = (*layout, slabs[ledger].repair.is_none());
-        // An owner looks at all of its groups again and again.
-        if *tenure == Tenure::Keeper && layout.is_ledger(ledger) && is_still && self.is_kept(space, ledger) {
-            layout.groups_in(ledger).for_each(|group| self.mark_group(space, layout.parity(group)));
-        }
-    }
-
-    /// Copies of each column, at servers that answer: the slab's own ones first, then those of the others that hold anything.
-    fn columns_here(&self, space: SpaceIndex, slab: SlabNo) -> OfColumns<PeerSet> {
-        [slab].into_iter().chain(self.other_columns(space, slab)).map(|slab| self.copies_here(space, slab)).collect()
-    }
-
-    /// Which copy of a slab stays. Each slab of a group comes to the same.
-    fn copy_that_stays(&self, space: SpaceIndex, slab: SlabNo) -> Option<PeerIndex> {
-        let mut columns: OfColumns<SlabNo> = self.other_columns(space, slab).chain([slab]).collect();
-        columns.sort_unstable();
-        let own = columns.iter().position(|column| *column == slab)?;
-        let here: OfColumns<PeerSet> = columns.iter().map(|column| self.copies_here(space, *column)).collect();
-        assign(&here)[own]
-    }
-
-    /// Whether a copy may be there that this keeper has not heard of yet: its server does not know of the keeper so far, or has not
-    /// said whether it has that copy.
-    pub(super) fn has_unheard_copy(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let state = &self.spaces[space].slabs[slab];
-        // Before there is parity, a slab is open only when its copies have listed what they have.
-        let heard =
-            if self.is_grouped(space, slab) { self.heard_of(space, slab) } else { self.spaces[space].fenced_at };
-        let good = self.peers_of(&state.entry).minus(state.failed).minus(heard);
-        good.iter().any(|peer| !self.peers[peer].is_down())
-    }
-
-    /// Servers that know this keeper, and have said that they have the slab as the map says.
-    pub(super) fn heard_of(&self, space: SpaceIndex, slab: SlabNo) -> PeerSet {
-        self.spaces[space].fenced_at.intersection(self.spaces[space].slabs[slab].checked)
-    }
-
-    /// Whether the map is being asked for a change of a slab's group. One at a time: what is decided of one slab depends on where the
-    /// others are.
-    fn is_changing(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let changing = |slab: SlabNo| self.spaces[space].slabs[slab].pending.is_some();
-        changing(slab) || self.other_columns(space, slab).any(changing)
-    }
-
-    /// Has copies that are gone leave the map. `true` if there are some.
-    fn gone_leave(&mut self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let Slab { entry, failed, .. } = &self.spaces[space].slabs[slab];
-        let copies = self.peers_of(entry);
-        let keep = copies.minus(*failed);
-        if keep == copies {
-            return false;
-        }
-        self.propose(space, slab, self.entry_of(space, slab, keep));
-        true
-    }
-
-    /// What cannot be opened, as its versions are not known, may be gone for all that: readers that know them from before the ledger
-    /// was lost wait for it.
-    pub(super) fn keep_unopened(&mut self, space: SpaceIndex, slab: SlabNo) {
-        let keeps = self.spaces[space].tenure.changes_map();
-        let is_open = matches!(self.spaces[space].slabs[slab].phase, Phase::Open);
-        if keeps && !is_open && !self.is_changing(space, slab) {
-            self.gone_leave(space, slab);
-        }
+        self.keep_column(pool, pages, redundancy, now, space, parity);
     }
 
     /// Does what comes next for an open slab of a group, as its keeper.
-    pub(super) fn keep_column(&mut self, now: Time, space: SpaceIndex, slab: SlabNo) {
-        let doubt = self.spaces[space].slabs[slab].doubt.take();
-        if self.is_changing(space, slab) {
+    pub fn keep_column(
+        &mut self,
+        pool: &mut Pool,
+        pages: &mut Pages,
+        redundancy: &mut Redundancy,
+        now: Time,
+        space: SpaceIndex,
+        slab: SlabNo,
+    ) {
+        let doubt = pool.map.spaces[space].slabs[slab].doubt.take();
+        if pool.map.is_changing(space, slab) {
             return;
         }
-        let is_dissolving = self.is_dissolving(space, slab);
-        let unheard = |slab: SlabNo| self.has_unheard_copy(space, slab);
+        let is_dissolving = self.is_dissolving(pool, space, slab);
+        let unheard = |slab: SlabNo| pool.has_unheard_copy(space, slab);
         // Where all get copies of their own again, none depends on where the others are.
-        if unheard(slab) || !is_dissolving && self.other_columns(space, slab).any(unheard) {
+        if unheard(slab) || !is_dissolving && pool.map.other_columns(space, slab).any(unheard) {
             return;
         }
-        if self.gone_leave(space, slab) {
+        if pool.gone_leave(space, slab) {
             return;
         }
-        let copies = self.peers_of(&self.spaces[space].slabs[slab].entry);
-        let layout = self.spaces[space].layout;
+        let copies = pool.sessions.peers_of(&pool.map.spaces[space].slabs[slab].entry);
+        let layout = pool.map.spaces[space].layout;
         if let Some(group) = layout.group(slab).filter(|_| is_dissolving && layout.is_parity(slab)) {
-            return self.part_group(now, space, group, doubt);
+            return self.part_group(pool, pages, redundancy, now, (space, group), doubt);
         }
-        let columns = self.columns_here(space, slab);
+        let columns = pool.columns_here(space, slab);
         let here = columns[0];
-        if self.spaces[space].slabs[slab].repair.is_some() {
-            return self.advance_repair(now, space, slab, here, doubt);
+        if pool.map.spaces[space].slabs[slab].repair.is_some() {
+            return redundancy.advance_repair(pool, pages, self, (space, slab), here, doubt);
         }
         if is_dissolving {
             // One that was not heard of since this owner began would be waited for: it goes, as it would without parity.
-            let unheard = copies.minus(self.heard_of(space, slab));
-            let silent: PeerSet = unheard.iter().filter(|peer| self.peers[*peer].is_down()).collect();
+            let unheard = copies.minus(pool.map.heard_of(space, slab));
+            let silent: PeerSet = unheard.iter().filter(|peer| pool.sessions.peers[*peer].is_down()).collect();
             if !silent.is_empty() && !here.is_empty() {
-                if self.may_leave(now, (space, slab), doubt, silent, here) {
-                    self.propose(space, slab, self.entry_of(space, slab, copies.minus(silent)));
+                if pool.may_leave(now, (space, slab), doubt, silent, here) {
+                    pool.map.propose(space, slab, pool.entry_of(space, slab, copies.minus(silent)));
                 }
                 return;
             }
-            return self.dissolve_column(space, slab, here);
+            return self.dissolve_column(pool, redundancy, space, slab, here);
         }
-        let stays = self.copy_that_stays(space, slab);
+        let stays = pool.copy_that_stays(space, slab);
         // A copy leaves for parity, which is of use as long as the ledger is there.
-        let has_ledger = |group: GroupIndex| self.has_parity(space, group) && self.is_ledger_kept(space, group);
+        let has_ledger = |group: GroupIndex| pool.map.has_parity(space, group) && pool.is_ledger_kept(space, group);
         let may_be_single = layout.group(slab).is_some_and(has_ledger);
         let whole = columns.iter().all(|copies| !copies.is_empty());
         if let Some(peer_idx) = stays.filter(|_| copies.len() > 1 && whole && may_be_single) {
             // Another that is on its way was given a server that this one, too, could stay at.
-            if self.other_columns(space, slab).any(|column| self.spaces[space].slabs[column].repair.is_some()) {
+            if pool.map.other_columns(space, slab).any(|column| pool.map.spaces[space].slabs[column].repair.is_some()) {
                 return;
             }
             let keep: PeerSet = [peer_idx].into_iter().collect();
-            if self.may_leave(now, (space, slab), doubt, copies.minus(keep), keep) {
-                self.propose(space, slab, self.entry_of(space, slab, keep));
+            if pool.may_leave(now, (space, slab), doubt, copies.minus(keep), keep) {
+                pool.map.propose(space, slab, pool.entry_of(space, slab, keep));
             }
             return;
         }
-        let relief = here.iter().find(|peer| self.peers[*peer].wants_relief());
+        let relief = here.iter().find(|peer| pool.sessions.peers[*peer].wants_relief());
         let replaces = match (copies.is_empty(), here.is_empty()) {
             (true, _) => None,
             (false, true) => copies.iter().next(),
@@ -174,64 +121,6 @@ impl Client {
             (false, false) if stays.is_none() => here.iter().next(),
             (false, false) => return,
         };
-        self.begin_column(space, slab, here, replaces);
-    }
-
-    /// Begins a copy that is to be the one of this slab.
-    fn begin_column(&mut self, space: SpaceIndex, slab: SlabNo, here: PeerSet, replaces: Option<PeerIndex>) {
-        let can_be_made = !here.is_empty() || self.can_reconstruct(space, slab);
-        if self.repairs_running() >= REPAIRS_MAX || !can_be_made || self.spaces[space].slabs[slab].is_stuck {
-            return;
-        }
-        let flees = replaces.is_some_and(|peer| here.has(peer) && !self.peers[peer].has_overflow_disk());
-        let Some(peer) = self.room_apart(space, slab, flees) else { return };
-        let Some(grant) = self.spaces[space].next_version(false) else { return };
-        self.peers[peer].take_slab();
-        self.begins_repair(space, slab, Repair::new(peer, grant, replaces));
-        self.mark(space, slab);
-    }
-
-    /// Where a slab could be so that most slabs of its group are apart; of these in a zone of its own, if there is one, and
-    /// where there is most room. On a disk only where it would be gone otherwise.
-    pub(in super::super) fn room_apart(&self, space: SpaceIndex, slab: SlabNo, flees: bool) -> Option<PeerIndex> {
-        let mut columns = self.columns_here(space, slab);
-        let own = self.peers_of(&self.spaces[space].slabs[slab].entry);
-        let target = |column: SlabNo| self.spaces[space].slabs[column].repair.as_ref().map(|repair| repair.peer);
-        let taken = own.union(self.other_columns(space, slab).filter_map(target).collect());
-        let pick = |client: &Client, columns: &mut OfColumns<PeerSet>, overflow_disk: bool| {
-            let lends = |peer: &PeerIndex| {
-                client.peers[*peer].can_lend() && client.peers[*peer].has_overflow_disk() == overflow_disk
-            };
-            let others: OfColumns<PeerSet> = columns[1..].into();
-            let apart =
-                |peer: &PeerIndex| !taken.has(*peer) && others.iter().all(|set| set.len() != 1 || !set.has(*peer));
-            let open: PeerSet = client.peers.indices().filter(|peer| lends(peer) && apart(peer)).collect();
-            open.iter().max_by_key(|peer| {
-                columns[0] = [*peer].into_iter().collect();
-                let chosen: OfColumns<PeerIndex> = assign(columns).into_iter().flatten().collect();
-                let zone = client.peers[*peer].info().zone;
-                let alone =
-                    chosen.iter().all(|peer_idx| peer_idx == peer || client.peers[*peer_idx].info().zone != zone);
-                (chosen.len(), alone, client.peers[*peer].free_slabs())
-            })
-        };
-        let in_memory = pick(self, &mut columns, false);
-        let may_flee = flees && self.config.uses_overflow_disk;
-        in_memory.or_else(|| if may_flee { pick(self, &mut columns, true) } else { None })
-    }
-
-    /// Whether a keeper could make a slab of a group anew, or say that it is gone.
-    pub(in super::super) fn can_improve_column(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let Slab { entry, failed, phase, .. } = &self.spaces[space].slabs[slab];
-        let copies = self.peers_of(entry);
-        let is_gone = !copies.is_empty() && copies.minus(*failed).is_empty();
-        let is_open = matches!(phase, Phase::Open);
-        is_gone || is_open && self.has_source(space, slab) && self.room_apart(space, slab, true).is_some()
-    }
-
-    /// A slab in the making whose pages cannot be had now gives its slot to others.
-    pub(in super::super) fn has_source(&self, space: SpaceIndex, slab: SlabNo) -> bool {
-        let up = self.copies_to_ask(space, slab).iter().any(|peer| !self.peers[peer].is_down());
-        up || self.can_reconstruct(space, slab)
+        redundancy.begin_column(pool, space, slab, here, replaces);
     }
 }

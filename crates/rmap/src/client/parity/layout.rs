@@ -6,12 +6,18 @@
 //! | from n, rounded up to a multiple of four | one of parity for each group |
 //! | from there | the *ledger*: which version each page has, 8 bytes a page |
 
+use smallvec::SmallVec;
+
 use crate::client::index::{GroupIndex, ListIndex};
 use crate::control::MapEntry;
 use crate::units::{PAGE_SIZE, PageNo, SlabNo, SlabSize};
 
 /// Slabs of a group: with one of parity for four, 1.25 times the memory.
 pub const MEMBERS: usize = 4;
+/// Slabs of a group, in place: an owner has no memory to ask for while it serves.
+pub type Members = SmallVec<[SlabNo; MEMBERS]>;
+/// Copies of the ledger: without it, nothing that was lost can be made anew.
+pub const LEDGER_COPIES: usize = 2;
 /// These and their parity.
 pub const COLUMNS: usize = MEMBERS + 1;
 /// A version of the ledger, in bytes.

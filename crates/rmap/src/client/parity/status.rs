@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::super::slab::SPACE_SLABS_MAX;
-use super::LEDGER_COPIES;
-use super::layout::Layout;
 use crate::client::index::{GroupIndex, ListIndex};
+use crate::client::parity::layout::{LEDGER_COPIES, Layout};
+use crate::client::slab::SPACE_SLABS_MAX;
 use crate::control::MapEntry;
 use crate::units::{SlabNo, SlabSize};
 

@@ -60,7 +60,7 @@ impl Reservations {
     pub fn poll(&mut self, now: Time, context: &Context<'_>) -> Option<(SpaceIndex, Wanted)> {
         let (space, reservation) = self.all.iter_mut().find(|(_, reservation)| reservation.due <= now)?;
         reservation.due = now + LOOK_EVERY;
-        let state = &context.spaces[*space];
+        let state = &context.pool.map.spaces[*space];
         let owns = state.tenure == Tenure::Owner && !state.is_taken;
         let wanted = if owns { reservation.plan_requests(now, context) } else { Wanted::new() };
         Some((*space, wanted))
@@ -116,15 +116,15 @@ impl Reservations {
 
 impl Reservation {
     fn plan_requests(&mut self, now: Time, context: &Context<'_>) -> Wanted {
-        self.make_shares(context.peers.iter().len());
+        self.make_shares(context.pool.sessions.peers.iter().len());
         let again = self.ask_again <= now;
         if again {
             self.ask_again = now + ASK_AGAIN;
         }
         let mut is_asking = false;
         let mut servers = OfServers::new();
-        for (share, peer) in self.shares.iter_mut().zip(context.peers.iter()) {
-            share.exchange = share.exchange.filter(|id| context.exchanges.peek(*id).is_some());
+        for (share, peer) in self.shares.iter_mut().zip(context.pool.sessions.peers.iter()) {
+            share.exchange = share.exchange.filter(|id| context.pool.sessions.exchanges.peek(*id).is_some());
             is_asking |= share.exchange.is_some() && peer.is_up();
             if share.epoch != peer.epoch() {
                 *share = Share { epoch: peer.epoch(), exchange: share.exchange, ..Share::default() };
@@ -142,9 +142,9 @@ impl Reservation {
         let shares = plan(self.total, &servers);
         let is_to_be_asked = |(peer, slabs): &(PeerIndex, u64)| {
             let share = &self.shares[*peer];
-            context.peers[*peer].is_up() && share.kept != Some(*slabs) && share.exchange.is_none()
+            context.pool.sessions.peers[*peer].is_up() && share.kept != Some(*slabs) && share.exchange.is_none()
         };
-        let wanted: Wanted = context.peers.indices().zip(shares).filter(is_to_be_asked).collect();
+        let wanted: Wanted = context.pool.sessions.peers.indices().zip(shares).filter(is_to_be_asked).collect();
         self.is_settled = wanted.is_empty();
         wanted
     }

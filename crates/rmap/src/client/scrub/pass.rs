@@ -52,8 +52,10 @@ impl Scrub {
         }
         self.due = Some(now + self.pace);
         // One at a time: a server that has not answered the last one has enough to do.
-        match self.exchange.and_then(|id| context.exchanges.peek(id)) {
-            Some(exchange) if context.peers[exchange.peer].is_down() => effects.cancel = Some(exchange.id),
+        match self.exchange.and_then(|id| context.pool.sessions.exchanges.peek(id)) {
+            Some(exchange) if context.pool.sessions.peers[exchange.peer].is_down() => {
+                effects.cancel = Some(exchange.id)
+            }
             Some(_) => return effects,
             None => {}
         }
@@ -69,26 +71,26 @@ impl Scrub {
     /// Moves on by a copy of a page. The request for it, if it is to be looked at.
     fn next_read(&mut self, context: &Context<'_>) -> Option<Request> {
         let Scrub { space, slab, index, copy, .. } = *self;
-        let Some(state) = context.spaces.get(space) else { return self.go_to(SpaceIndex(0), SlabNo(0), 0) };
+        let Some(state) = context.pool.map.spaces.get(space) else { return self.go_to(SpaceIndex(0), SlabNo(0), 0) };
         if state.tenure == Tenure::Follower {
             return self.go_to(space.next(), SlabNo(0), 0);
         }
         let Some(at) = state.slabs.get(slab) else { return self.go_to(space.next(), SlabNo(0), 0) };
         let open = matches!(at.phase, Phase::Open) && !state.is_taken && !state.is_stale;
-        if !open || index >= context.config.slab_size.pages() {
+        if !open || index >= context.pool.map.size.pages() {
             return self.go_to(space, slab.next(), 0);
         }
         let version = at.version(index);
-        let peer = at.entry.replicas.get(copy).and_then(|replica| context.peers.of(replica.server));
+        let peer = at.entry.replicas.get(copy).and_then(|replica| context.pool.sessions.peers.of(replica.server));
         let Some(peer) = peer.filter(|_| version.has_content() && !at.is_disputed(index)) else {
             return self.go_to(space, slab, index + 1);
         };
         self.copy += 1;
-        let usable = context.peers[peer].is_up() && may_be_scrubbed(context, space, slab, peer);
+        let usable = context.pool.sessions.peers[peer].is_up() && may_be_scrubbed(context, space, slab, peer);
         if !usable || context.is_being_written(space, slab, index) {
             return None;
         }
-        let page = context.config.slab_size.page(slab, index);
+        let page = context.pool.map.size.page(slab, index);
         Some(Request { role: Role::Scrub, peer, op: Op::Read, class: Class::Rebuild, space, page, version })
     }
 
@@ -100,20 +102,20 @@ impl Scrub {
 
 /// For a look at everything in that time.
 fn pace(pass: Duration, context: &Context<'_>) -> Duration {
-    let kept = context.spaces.iter().filter(|space| space.tenure != Tenure::Follower);
+    let kept = context.pool.map.spaces.iter().filter(|space| space.tenure != Tenure::Follower);
     let slabs = kept.flat_map(|space| &space.slabs);
     let copies: usize = slabs.map(|slab| slab.entry.replicas.len()).sum();
-    let pages = u32::try_from(copies * context.config.slab_size.pages());
+    let pages = u32::try_from(copies * context.pool.map.size.pages());
     let pace = pages.map_or(PACE_MIN, |pages| pass.checked_div(pages).unwrap_or(PACE_MAX));
     pace.clamp(PACE_MIN, PACE_MAX)
 }
 
 /// Not a copy that is worthless, nor a reader's at a server that does not know it yet.
 fn may_be_scrubbed(context: &Context<'_>, space: SpaceIndex, slab: SlabNo, peer: PeerIndex) -> bool {
-    let state = &context.spaces[space];
+    let state = &context.pool.map.spaces[space];
     let may_be_written = state.tenure == Tenure::Reader && state.layout.is_ledger(slab);
-    let known = !may_be_written && (!context.is_grouped(space, slab) || state.fenced_at.has(peer));
-    known && context.sound_copies(space, slab).has(peer) && !state.unknown_at.has(peer)
+    let known = !may_be_written && (!context.pool.map.is_grouped(space, slab) || state.fenced_at.has(peer));
+    known && context.pool.sound_copies(space, slab).has(peer) && !state.unknown_at.has(peer)
 }
 
 /// What the answer to a look at a page says of the copy.
@@ -125,12 +127,12 @@ pub fn judge(
     payload: &[u8],
 ) -> Verdict {
     let Exchange { space, page, peer, .. } = *asked;
-    if status != Status::Ok || context.is_another_copy(space, version) {
+    if status != Status::Ok || context.pool.map.is_another_copy(space, version) {
         return Verdict::Gone;
     }
-    let index = context.config.slab_size.index(page);
-    let state = &context.spaces[space];
-    let copies = context.sound_copies(space, slab);
+    let index = context.pool.map.size.index(page);
+    let state = &context.pool.map.spaces[space];
+    let copies = context.pool.sound_copies(space, slab);
     let is_current = state.slabs[slab].version(index) == asked.version && copies.has(peer);
     if !is_current || context.is_being_written(space, slab, index) {
         return Verdict::Unknown;
@@ -143,6 +145,6 @@ pub fn judge(
     if (version == asked.version || is_later) && is_authentic {
         return Verdict::Right;
     }
-    let another_answers = copies.iter().any(|other| other != peer && context.peers[other].is_up());
+    let another_answers = copies.iter().any(|other| other != peer && context.pool.sessions.peers[other].is_up());
     Verdict::Bad { another_answers }
 }

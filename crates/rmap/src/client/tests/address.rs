@@ -12,14 +12,14 @@ fn hint(node: usize, at: usize) -> Hint {
 /// A pool whose second server has a page, and is silent.
 fn with_silent(copies: usize) -> Pool {
     let mut pool = Pool::new(2, copies, 4);
-    pool.client.config.error_after = None;
+    pool.client.pool.config.error_after = None;
     for page in [0, 8, 16, 24] {
         assert_eq!(pool.write(page, 1 + page as u8), Ok(()));
     }
     assert!((0..4).any(|slab| pool.holders(SlabNo(slab)).contains(&1)));
     pool.at[1] = addr(ELSEWHERE);
     pool.pass(Duration::from_secs(3));
-    assert!(pool.client.peers[PeerIndex(1)].is_down());
+    assert!(pool.client.pool.sessions.peers[PeerIndex(1)].is_down());
     pool
 }
 
@@ -34,12 +34,12 @@ fn one_that_has_moved_is_greeted_where_it_says_it_is() {
     let mut pool = with_silent(1);
     assert!(pool.client.hint(pool.now, &hint(1, ELSEWHERE)));
     pool.pass(Duration::from_millis(50));
-    assert!(pool.client.peers[PeerIndex(1)].is_up());
+    assert!(pool.client.pool.sessions.peers[PeerIndex(1)].is_up());
     reads_all(&mut pool);
     // Back again, and nobody says so.
     pool.at[1] = addr(1);
     pool.pass(Duration::from_secs(5));
-    assert!(pool.client.peers[PeerIndex(1)].is_up());
+    assert!(pool.client.pool.sessions.peers[PeerIndex(1)].is_up());
     reads_all(&mut pool);
 }
 
@@ -50,10 +50,13 @@ fn a_wrong_hint_does_no_harm() {
         let mut pool = with_silent(1);
         assert!(pool.client.hint(pool.now, &hint(1, nobody_or_another)));
         pool.pass(Duration::from_secs(3));
-        assert!(pool.client.peers[PeerIndex(1)].is_down() && pool.client.peers[PeerIndex(0)].is_up());
+        assert!(
+            pool.client.pool.sessions.peers[PeerIndex(1)].is_down()
+                && pool.client.pool.sessions.peers[PeerIndex(0)].is_up()
+        );
         pool.at[1] = addr(1);
         pool.pass(Duration::from_secs(5));
-        assert!(pool.client.peers[PeerIndex(1)].is_up());
+        assert!(pool.client.pool.sessions.peers[PeerIndex(1)].is_up());
         reads_all(&mut pool);
         assert_eq!(pool.client.stats().servers_failed, 1);
     }
@@ -81,7 +84,7 @@ fn another_life_is_noticed_while_nothing_is_asked() {
     pool.deaf = vec![1];
     assert!(pool.client.hint(pool.now, &Hint { epoch: BootEpoch(2), ..hint(1, 1) }));
     pool.pass(Duration::from_millis(60));
-    assert!(pool.client.peers[PeerIndex(1)].is_down());
+    assert!(pool.client.pool.sessions.peers[PeerIndex(1)].is_down());
 }
 
 /// Servers that copy to it are told where it is.

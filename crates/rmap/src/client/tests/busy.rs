@@ -34,9 +34,9 @@ impl Crowd {
         let versions = Versions { min: PROTOCOL_VERSION, max: PROTOCOL_VERSION };
         let mut sessions = Vec::new();
         for (node, server) in pool.servers.iter_mut().enumerate() {
-            server.admit(vec![pool.client.config.keys.public(), keys.public()]).unwrap();
+            server.admit(vec![pool.client.pool.config.keys.public(), keys.public()]).unwrap();
             let head = Head::Hello { versions, sender: node as u32 };
-            let key = pool.client.peers[PeerIndex(node)].info().key;
+            let key = pool.client.pool.sessions.peers[PeerIndex(node)].info().key;
             let mut initiator = Initiator::new(&keys, &key, &PoolKey::new([1; KEY_SIZE]), head, &entropy);
             let mut out = Vec::new();
             server.on_datagram(pool.now, addr(OTHER), &mut initiator.hello.clone());
@@ -127,7 +127,7 @@ fn filled(servers: usize, copies: usize) -> Pool {
 /// Until that is noticed, and nothing is done about it yet.
 fn falls_silent(pool: &mut Pool, node: usize) {
     pool.deaf = vec![node];
-    while !pool.client.peers[PeerIndex(node)].is_down() {
+    while !pool.client.pool.sessions.peers[PeerIndex(node)].is_down() {
         while pool.step() {}
         pool.now = pool.now + Duration::from_millis(1);
         pool.time_passes();
@@ -151,7 +151,7 @@ fn what_is_busy_is_asked_again() {
     let sent = pool.client.stats().sent;
     while pool.step() {}
     assert_eq!((busy(&pool), expect_read(&mut pool)), (1, vec![]));
-    let timeout = pool.client.peers[PeerIndex(0)].timeout();
+    let timeout = pool.client.pool.sessions.peers[PeerIndex(0)].timeout();
     pool.now = pool.now + (timeout - Duration::from_micros(1));
     pool.client.on_timeout(pool.now);
     while pool.step() {}
@@ -186,7 +186,7 @@ fn what_was_busy_for_long_is_read() {
 fn what_is_busy_is_in_nobodys_way() {
     let mut pool = filled(1, 1);
     let mut crowd = Crowd::new(&mut pool);
-    let window = pool.client.exchanges.window as u64;
+    let window = pool.client.pool.sessions.exchanges.window as u64;
     prefetch(&mut pool, 0..window);
     crowd.comes(&mut pool);
     pool.step();
@@ -205,7 +205,7 @@ fn copies_are_made_when_servers_are_busy_no_more() {
     for through_client in [false, true] {
         let mut pool = filled(3, 2);
         let mut crowd = Crowd::new(&mut pool);
-        pool.client.peers.iter_mut().filter(|_| through_client).for_each(Peer::distrust);
+        pool.client.pool.sessions.peers.iter_mut().filter(|_| through_client).for_each(Peer::distrust);
         let held = (0..8).filter(|slab| pool.holders(SlabNo(*slab)).contains(&2)).count();
         falls_silent(&mut pool, 2);
         crowd.stays(&mut pool, WHILE);
@@ -243,17 +243,20 @@ fn what_is_gone_of_a_group_is_made_when_servers_are_busy_no_more() {
 fn a_busy_server_is_no_narrow_path() {
     let mut pool = filled(1, 1);
     let mut crowd = Crowd::new(&mut pool);
-    let cut = pool.client.peers[PeerIndex(0)].view().datagram;
+    let cut = pool.client.pool.sessions.peers[PeerIndex(0)].view().datagram;
     prefetch(&mut pool, 5..6);
     crowd.stays(&mut pool, 2 * WHILE);
     assert!(busy(&pool) > 8, "{} were busy", busy(&pool));
-    assert_eq!(pool.client.peers[PeerIndex(0)].view().datagram, cut);
+    assert_eq!(pool.client.pool.sessions.peers[PeerIndex(0)].view().datagram, cut);
     pool.pass(LONG);
     assert_eq!(expect_read(&mut pool), [5]);
     prefetch(&mut pool, 5..6);
     pool.slow = Some(0);
     pool.pass(Duration::from_millis(29));
-    assert!(pool.client.peers[PeerIndex(0)].is_up() && pool.client.peers[PeerIndex(0)].view().datagram < cut);
+    assert!(
+        pool.client.pool.sessions.peers[PeerIndex(0)].is_up()
+            && pool.client.pool.sessions.peers[PeerIndex(0)].view().datagram < cut
+    );
     pool.deliver_late();
     assert_eq!(expect_read(&mut pool), [5]);
 }
@@ -288,7 +291,7 @@ fn a_server_that_puts_writes_off_is_not_waited_for_without_end() {
         }
     }
     assert_eq!(written, 192);
-    assert!(pool.client.peers[PeerIndex(0)].is_up(), "it is heard");
+    assert!(pool.client.pool.sessions.peers[PeerIndex(0)].is_up(), "it is heard");
     assert_eq!((pool.client.in_sync(pool.space), pool.client.stats().slabs_lost), ((0, 8), 0));
     // Nor does it get new copies, which would keep writes waiting again.
     for _ in 0..10 {

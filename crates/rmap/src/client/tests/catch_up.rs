@@ -10,14 +10,20 @@ use crate::units::SlabNo;
 fn write_behind() -> (Pool, usize) {
     let mut pool = Pool::new(2, 1, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    let old =
-        usize::from(!pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(0)));
+    let old = usize::from(
+        !pool
+            .client
+            .pool
+            .sessions
+            .peers_of(&pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry)
+            .has(PeerIndex(0)),
+    );
     let new = 1 - old;
     pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
     // Pages go through the client, which takes no answer of the new server.
-    pool.client.peers[PeerIndex(old)].distrust();
+    pool.client.pool.sessions.peers[PeerIndex(old)].distrust();
     pool.begin_write_only(2);
-    while pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
+    while pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
         .repair
         .as_ref()
         .is_none_or(|repair| repair.step != Step::Copying)
@@ -46,7 +52,13 @@ fn writes_wait_for_a_copy_that_lacks_nothing_else() {
     pool.pass(Duration::from_millis(5));
     pool.expect_written(1);
     pool.pass(FOR_GOOD);
-    assert!(pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(new)));
+    assert!(
+        pool.client
+            .pool
+            .sessions
+            .peers_of(&pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry)
+            .has(PeerIndex(new))
+    );
     assert_eq!(pool.read(0), Ok(3));
 }
 
@@ -56,7 +68,14 @@ fn writes_wait_no_more_for_a_copy_that_is_given_up() {
     (pool.deaf, pool.late) = (vec![new], Vec::new());
     pool.pass(FOR_GOOD);
     pool.expect_written(1);
-    assert!(!pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(new)));
+    assert!(
+        !pool
+            .client
+            .pool
+            .sessions
+            .peers_of(&pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry)
+            .has(PeerIndex(new))
+    );
     assert_eq!(pool.read(0), Ok(3));
 }
 
@@ -66,11 +85,17 @@ fn writes_wait_no_more_for_a_copy_that_is_given_up() {
 fn reads_have_room_beside_writes_that_a_copy_in_the_making_lacks() {
     let mut pool = Pool::new(2, 1, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    let old =
-        usize::from(!pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(0)));
+    let old = usize::from(
+        !pool
+            .client
+            .pool
+            .sessions
+            .peers_of(&pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry)
+            .has(PeerIndex(0)),
+    );
     pool.servers[old].set_pressure(crate::wire::message::Pressure::Orange);
     pool.begin_write_only(2);
-    while pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
+    while pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)]
         .repair
         .as_ref()
         .is_none_or(|repair| repair.mirror().is_none())
@@ -91,5 +116,11 @@ fn reads_have_room_beside_writes_that_a_copy_in_the_making_lacks() {
     pool.pass(FOR_GOOD);
     assert_eq!(pool.write(0, 4), Ok(()));
     assert_eq!(pool.read(0), Ok(4));
-    assert!(pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry).has(PeerIndex(1 - old)));
+    assert!(
+        pool.client
+            .pool
+            .sessions
+            .peers_of(&pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry)
+            .has(PeerIndex(1 - old))
+    );
 }

@@ -9,15 +9,15 @@ use crate::units::SEALED_SIZE;
 fn under_way(pool: &mut Pool) -> Vec<Exchange> {
     let mut out = Vec::new();
     while pool.client.poll_transmit(pool.now, &mut out).is_some() {}
-    let ids: Vec<_> = pool.client.peers.iter().flat_map(|peer| peer.in_flight()).copied().collect();
-    ids.into_iter().map(|id| *pool.client.exchanges.get(id).unwrap()).collect()
+    let ids: Vec<_> = pool.client.pool.sessions.peers.iter().flat_map(|peer| peer.in_flight()).copied().collect();
+    ids.into_iter().map(|id| *pool.client.pool.sessions.exchanges.get(id).unwrap()).collect()
 }
 
 /// Whoever shares a switch or a power supply is in one zone: it does not have both copies of anything.
 #[test]
 fn copies_are_in_different_zones() {
     let mut pool = Pool::of(5, 2, 64, 8 * 40, None);
-    for (peer, zone) in pool.client.peers.iter_mut().zip([1, 1, 1, 1, 2]) {
+    for (peer, zone) in pool.client.pool.sessions.peers.iter_mut().zip([1, 1, 1, 1, 2]) {
         peer.set_zone(zone);
     }
     (0..40).for_each(|slab| assert_eq!(pool.write(8 * slab, 1), Ok(())));
@@ -32,7 +32,7 @@ fn the_nearest_copy_is_read() {
     for near in 0..2 {
         let mut pool = Pool::new(2, 2, 8);
         assert_eq!(pool.write(0, 7), Ok(()));
-        for (index, peer) in pool.client.peers.iter_mut().enumerate() {
+        for (index, peer) in pool.client.pool.sessions.peers.iter_mut().enumerate() {
             let trip = Duration::from_micros(if index == near { 100 } else { 200 });
             peer.usually_takes(trip);
         }
@@ -47,20 +47,20 @@ fn the_nearest_copy_is_read() {
 fn a_read_that_takes_long_is_asked_of_another_copy() {
     let mut pool = Pool::new(2, 2, 8);
     assert_eq!(pool.write(0, 7), Ok(()));
-    for peer in pool.client.peers.iter_mut() {
+    for peer in pool.client.pool.sessions.peers.iter_mut() {
         peer.usually_takes(Duration::from_micros(100));
     }
     pool.deaf = vec![0, 1];
     pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 1).unwrap();
     pool.step();
     let reads = |exchange: &Exchange| matches!(exchange.role, Role::Read { .. });
-    let first = pool.client.exchanges.find(reads).unwrap().peer;
+    let first = pool.client.pool.sessions.exchanges.find(reads).unwrap().peer;
     pool.deaf = vec![first.0];
     pool.pass(Duration::from_millis(3));
     let mut page = [0; PAGE_SIZE];
     assert!(matches!(pool.client.poll_event(&mut page), Some(Event::Read { token: 1, result: Ok(()) })));
     assert_eq!((page[0], pool.client.stats().hedged), (7, 1));
-    assert!(pool.client.peers[first].is_up(), "it is only late");
+    assert!(pool.client.pool.sessions.peers[first].is_up(), "it is only late");
 }
 
 /// What somebody waits for goes first, however late it comes; then what somebody will want, what has to go, and copies.
@@ -73,11 +73,11 @@ fn classes_go_in_order() {
     }
     let mut out = Vec::new();
     for expected in Class::ALL {
-        let before = pool.client.peers[PeerIndex(0)].in_flight().len();
+        let before = pool.client.pool.sessions.peers[PeerIndex(0)].in_flight().len();
         pool.client.poll_transmit(pool.now, &mut out).unwrap();
-        assert_eq!(pool.client.peers[PeerIndex(0)].in_flight().len(), before + 1);
-        let id = *pool.client.peers[PeerIndex(0)].in_flight().back().unwrap();
-        assert_eq!(pool.client.exchanges.get(id).unwrap().class, expected);
+        assert_eq!(pool.client.pool.sessions.peers[PeerIndex(0)].in_flight().len(), before + 1);
+        let id = *pool.client.pool.sessions.peers[PeerIndex(0)].in_flight().back().unwrap();
+        assert_eq!(pool.client.pool.sessions.exchanges.get(id).unwrap().class, expected);
     }
 }
 
@@ -87,7 +87,7 @@ fn writes_wait_for_credits() {
     for (credits, sent) in [(2, 2), (0, 1)] {
         let mut pool = Pool::new(1, 1, 8);
         assert_eq!(pool.write(0, 1), Ok(()));
-        pool.client.peers[PeerIndex(0)].set_write_credits(credits);
+        pool.client.pool.sessions.peers[PeerIndex(0)].set_write_credits(credits);
         for page in 1..6 {
             pool.client.write(pool.now, pool.space, PageNo(page), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
         }
@@ -104,7 +104,7 @@ fn reads_wait_for_the_window() {
     const WINDOW: usize = 16;
     let mut pool = Pool::of(2, 1, 64, 512, None);
     (0..100).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
-    pool.client.exchanges.window = WINDOW;
+    pool.client.pool.sessions.exchanges.window = WINDOW;
     for page in 0..100 {
         pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, page).unwrap();
     }
@@ -118,7 +118,7 @@ fn reads_wait_for_the_window() {
 #[test]
 fn one_request_is_repeated_at_a_time() {
     let mut pool = Pool::new(1, 1, 8);
-    pool.client.config.fail_after = Duration::from_secs(1);
+    pool.client.pool.config.fail_after = Duration::from_secs(1);
     (0..20).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
     pool.deaf = vec![0];
     for page in 0..20 {
@@ -143,12 +143,12 @@ fn copies_leave_room_on_the_link() {
     for page in 0..8 * SLABS as u64 {
         assert_eq!(pool.write(page, 1), Ok(()));
     }
-    pool.client.config.link_bytes_per_second = LINK;
-    assert_eq!(pool.client.rebuild_rate(), LINK / 100 * 30);
+    pool.client.pool.config.link_bytes_per_second = LINK;
+    assert_eq!(pool.client.pool.rebuild_rate(&pool.client.parity), LINK / 100 * 30);
     // Pages go through the client.
-    pool.client.peers.iter_mut().for_each(Peer::distrust);
-    pool.client.spaces[SpaceIndex(0)].copies = 2;
-    pool.client.mark_all();
+    pool.client.pool.sessions.peers.iter_mut().for_each(Peer::distrust);
+    pool.client.pool.map.spaces[SpaceIndex(0)].copies = 2;
+    pool.client.pool.map.mark_all();
     pool.client.settle(pool.now);
     let (began, before) = (pool.now, pool.client.stats().pages_copied);
     pool.pass(Duration::from_millis(200));
@@ -165,10 +165,10 @@ fn copies_are_not_restored_by_all_at_once() {
     let began: Vec<Duration> = (0..8)
         .map(|client| {
             let mut pool = Pool::new(3, 2, 8);
-            pool.client.config.rebuild_spread = SPREAD;
+            pool.client.pool.config.rebuild_spread = SPREAD;
             // No two draw the same.
             for _ in 0..client {
-                pool.client.entropy.next_u64();
+                pool.client.pool.entropy.next_u64();
             }
             assert_eq!(pool.write(0, 1), Ok(()));
             pool.deaf = vec![pool.holders(SlabNo(0))[0]];
@@ -178,7 +178,7 @@ fn copies_are_not_restored_by_all_at_once() {
             }
             pool.expect_written(1);
             let lost_at = pool.now;
-            while pool.client.repairs_running() == 0 {
+            while pool.client.redundancy.repairs_running(&pool.client.pool) == 0 {
                 pool.pass(Duration::from_millis(1));
                 assert!(pool.now.since(lost_at) <= SPREAD);
             }

@@ -47,7 +47,7 @@ pub fn assert_right(pool: &mut Pool, except: &[u64]) {
 }
 
 fn map(pool: &Pool) -> Vec<(SlabNo, MapEntry)> {
-    let entries = pool.client.spaces[pool.space.0].slabs.iter().map(|slab| slab.entry.clone());
+    let entries = pool.client.pool.map.spaces[pool.space.0].slabs.iter().map(|slab| slab.entry.clone());
     (0..).map(SlabNo).zip(entries).filter(|(_, entry)| entry.revision > 0).collect()
 }
 
@@ -73,13 +73,13 @@ pub fn kill(pool: &mut Pool, node: usize, life: u64) {
 pub fn hand_over(pool: &mut Pool, with_pending: bool) {
     let mut map = map(pool);
     if with_pending {
-        for (slab, state) in pool.client.spaces[pool.space.0].slabs.iter().enumerate() {
+        for (slab, state) in pool.client.pool.map.spaces[pool.space.0].slabs.iter().enumerate() {
             let Some(pending) = &state.pending else { continue };
             map.retain(|(number, _)| number.0 as usize != slab);
             map.push((SlabNo(slab as u32), pending.entry.clone()));
         }
     }
-    let generation = Generation(pool.client.spaces[pool.space.0].generation.0 + 1);
+    let generation = Generation(pool.client.pool.map.spaces[pool.space.0].generation.0 + 1);
     pool.client.space_taken(pool.space.0);
     while pool.client.poll_event(&mut [0; PAGE_SIZE]).is_some() {}
     pool.space = pool.client.attach(&spec(), generation, &map).unwrap();
@@ -103,9 +103,10 @@ pub fn read(pool: &mut Pool, page: u64) -> Result<u8, Failure> {
 
 /// Servers with a slab of the first group.
 pub fn holders(pool: &Pool) -> Vec<usize> {
-    let slabs = &pool.client.spaces[pool.space.0].slabs;
-    let copies =
-        (0..4).map(SlabNo).flat_map(|slab| pool.client.peers_of(&slabs[slab].entry).iter().collect::<Vec<_>>());
+    let slabs = &pool.client.pool.map.spaces[pool.space.0].slabs;
+    let copies = (0..4)
+        .map(SlabNo)
+        .flat_map(|slab| pool.client.pool.sessions.peers_of(&slabs[slab].entry).iter().collect::<Vec<_>>());
     copies.map(|peer| peer.0).collect()
 }
 
@@ -325,7 +326,7 @@ fn a_server_may_be_silent_from_any_step_on() {
     let copied = std::cell::Cell::new(0);
     at_each_step(|pool, steps| {
         let is_source = |exchange: &Exchange| matches!(exchange.role, Role::CopyRead { .. });
-        let source = pool.client.exchanges.find(is_source).map(|exchange| exchange.peer.0);
+        let source = pool.client.pool.sessions.exchanges.find(is_source).map(|exchange| exchange.peer.0);
         copied.set(copied.get() + usize::from(source.is_some()));
         pool.deaf = vec![source.unwrap_or(steps % 6)];
         pool.pass(2 * LONG);
@@ -344,13 +345,15 @@ fn a_server_may_be_silent_from_any_step_on() {
 fn a_server_may_go_while_parity_leaves() {
     let partings = std::cell::Cell::new(0);
     at_each_step(|pool, steps| {
-        if !pool.client.is_parting(SpaceIndex(0), SlabNo(0)) {
+        if !pool.client.pool.map.is_parting(SpaceIndex(0), SlabNo(0)) {
             return;
         }
         partings.set(partings.get() + 1);
         let copies = |pool: &Pool| {
             pool.client
-                .peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(1)].entry)
+                .pool
+                .sessions
+                .peers_of(&pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(1)].entry)
                 .iter()
                 .map(|peer| peer.0)
                 .collect::<Vec<_>>()
@@ -359,17 +362,17 @@ fn a_server_may_go_while_parity_leaves() {
         kill(pool, holders[0], 2);
         let asked = pool.client.poll_control(pool.now);
         // Who is asked nothing is asked for a sign of life now and then. Then nothing more is heard before the answer.
-        while pool.client.peers[PeerIndex(holders[0])].epoch() == Some(BootEpoch(1)) {
+        while pool.client.pool.sessions.peers[PeerIndex(holders[0])].epoch() == Some(BootEpoch(1)) {
             pool.now = pool.now + Duration::from_millis(1);
             pool.time_passes();
             for _ in 0..20 {
-                if pool.client.peers[PeerIndex(holders[0])].epoch() == Some(BootEpoch(1)) {
+                if pool.client.pool.sessions.peers[PeerIndex(holders[0])].epoch() == Some(BootEpoch(1)) {
                     pool.single_step();
                 }
             }
         }
         if let Some((id, request)) = asked {
-            assert!(pool.client.is_parting(SpaceIndex(0), SlabNo(0)), "it waits for the answer");
+            assert!(pool.client.pool.map.is_parting(SpaceIndex(0), SlabNo(0)), "it waits for the answer");
             let reply = pool.answer(&request);
             pool.client.on_control(pool.now, id, reply);
         }
@@ -492,7 +495,7 @@ pub fn write_and_dissolve(pool: &mut Pool) {
 #[test]
 fn a_damaged_member_is_mended_before_its_group_is_dissolved() {
     let mut pool = cold(7);
-    pool.client.config.scrub_pass = None;
+    pool.client.pool.config.scrub_pass = None;
     let node = pool.holders(SlabNo(0))[0];
     [Some(ServerFault::FlipsBits), None].into_iter().for_each(|fault| pool.servers[node].inject(fault));
     write_and_dissolve(&mut pool);
@@ -505,11 +508,15 @@ fn a_damaged_member_is_mended_before_its_group_is_dissolved() {
 #[test]
 fn a_slab_that_could_not_be_made_anew_keeps_no_write_waiting() {
     let mut pool = cold(7);
-    pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].is_stuck = true;
-    let versions = pool.client.spaces[SpaceIndex(0)].sequence;
+    pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].is_stuck = true;
+    let versions = pool.client.pool.map.spaces[SpaceIndex(0)].sequence;
     write_and_dissolve(&mut pool);
-    assert!(pool.client.spaces[SpaceIndex(0)].sequence < versions + 20, "grants that nobody was asked for");
+    assert!(pool.client.pool.map.spaces[SpaceIndex(0)].sequence < versions + 20, "grants that nobody was asked for");
     pool.pass(LONG);
-    assert_eq!(pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.replicas.len(), 2, "as any other slab, then");
+    assert_eq!(
+        pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.replicas.len(),
+        2,
+        "as any other slab, then"
+    );
     assert_right(&mut pool, &[9]);
 }

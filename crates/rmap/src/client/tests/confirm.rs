@@ -61,7 +61,7 @@ fn an_owner_of_the_past_learns_that_it_is_one() {
 fn a_silent_control_plane_is_waited_for_as_by_writes() {
     for patience in [None, Some(PATIENCE)] {
         let mut pool = Pool::new(1, 1, 4);
-        pool.client.config.error_after = patience;
+        pool.client.pool.config.error_after = patience;
         pool.no_control = true;
         ask(&mut pool, 10);
         pool.pass(PATIENCE / 2);

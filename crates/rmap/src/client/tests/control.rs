@@ -31,7 +31,7 @@ fn declined(writes: usize) -> Vec<Event> {
 #[test]
 fn what_a_silent_control_plane_holds_up_is_declined() {
     let mut pool = Pool::new(2, 2, 4);
-    pool.client.config.map_patience = Some(MAP_PATIENCE);
+    pool.client.pool.config.map_patience = Some(MAP_PATIENCE);
     assert_eq!([pool.write(0, 1), pool.write(8, 1)], [Ok(()); 2]);
     pool.no_control = true;
     pool.begin_write(16, 2);
@@ -61,7 +61,7 @@ fn what_a_silent_control_plane_holds_up_is_declined() {
 fn what_has_nowhere_else_to_go_waits() {
     for patience in [None, Some(PATIENCE)] {
         let mut pool = Pool::new(1, 1, 4);
-        pool.client.config.error_after = patience;
+        pool.client.pool.config.error_after = patience;
         assert_eq!(pool.write(8, 1), Ok(()));
         pool.no_control = true;
         pool.begin_write(0, 1);
@@ -99,7 +99,7 @@ fn what_has_nowhere_else_to_go_waits() {
 /// A pool with a page at both of its servers, of which one dies while nobody keeps the map.
 fn without_a_copy() -> Pool {
     let mut pool = Pool::new(2, 2, 4);
-    pool.client.config.error_after = Some(PATIENCE);
+    pool.client.pool.config.error_after = Some(PATIENCE);
     assert_eq!([pool.write(0, 1), pool.write(1, 1)], [Ok(()); 2]);
     (pool.no_control, pool.deaf) = (true, vec![1]);
     pool.begin_write(0, 2);
@@ -130,7 +130,7 @@ fn a_write_that_waits_for_a_copy_to_leave_ends() {
         }
         pool.pass(Duration::from_secs(3));
         assert_eq!(results(&mut pool), []);
-        assert!(pool.client.ops.is_idle() && pool.client.ops.has_no_writer());
+        assert!(pool.client.pages.ops.is_idle() && pool.client.pages.ops.has_no_writer());
         assert_eq!([pool.read(0), pool.read(1)], [Ok(2), Ok(1)]);
         pool.no_control = false;
         assert_eq!([pool.write(0, 4), pool.write(1, 5)], [Ok(()); 2]);
@@ -142,7 +142,7 @@ fn a_write_that_waits_for_a_copy_to_leave_ends() {
 #[test]
 fn writes_that_wait_for_the_map_take_nobodys_slot() {
     let mut pool = Pool::of(3, 2, 400, 4096, None);
-    pool.client.config.error_after = Some(PATIENCE);
+    pool.client.pool.config.error_after = Some(PATIENCE);
     (0..4096).step_by(8).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
     let (held, free): (Vec<u64>, Vec<u64>) =
         (0..4096).partition(|page| pool.holders(SlabNo(*page as u32 / 8)).contains(&2));
@@ -164,7 +164,7 @@ fn writes_that_wait_for_the_map_take_nobodys_slot() {
     pool.no_control = false;
     pool.pass(Duration::from_secs(3));
     assert_eq!(results(&mut pool), []);
-    assert!(pool.client.ops.is_idle());
+    assert!(pool.client.pages.ops.is_idle());
     assert_eq!((pool.write(held[1], 5), pool.read(held[1]), pool.read(free[0])), (Ok(()), Ok(5), Ok(4)));
 }
 
@@ -173,7 +173,7 @@ fn writes_that_wait_for_the_map_take_nobodys_slot() {
 fn a_copy_that_is_lost_at_a_server_that_answers_is_not_waited_for() {
     for copies in [1, 2] {
         let mut pool = Pool::new(2, copies, 4);
-        pool.client.config.error_after = Some(PATIENCE);
+        pool.client.pool.config.error_after = Some(PATIENCE);
         assert_eq!(pool.write(0, 1), Ok(()));
         let holder = pool.holders(SlabNo(0))[0];
         pool.no_control = true;
@@ -191,7 +191,7 @@ fn a_copy_that_is_lost_at_a_server_that_answers_is_not_waited_for() {
         pool.no_control = false;
         pool.pass(Duration::from_secs(3));
         assert_eq!(results(&mut pool), []);
-        assert!(pool.client.ops.is_idle() && pool.client.ops.has_no_writer());
+        assert!(pool.client.pages.ops.is_idle() && pool.client.pages.ops.has_no_writer());
         let expected = if copies == 1 { Err(Failure::Lost) } else { Ok(2) };
         assert_eq!(pool.read(0), expected);
     }
@@ -201,7 +201,7 @@ fn a_copy_that_is_lost_at_a_server_that_answers_is_not_waited_for() {
 #[test]
 fn one_question_without_an_answer_fails_its_slab_only() {
     let mut pool = Pool::new(2, 2, 4);
-    pool.client.config.error_after = Some(PATIENCE);
+    pool.client.pool.config.error_after = Some(PATIENCE);
     pool.no_control_of = Some(SlabNo(1));
     pool.begin_write(8, 1);
     pool.pass(2 * PATIENCE);
@@ -225,7 +225,7 @@ fn one_question_without_an_answer_fails_its_slab_only() {
 #[test]
 fn a_short_silence_beside_such_a_question_is_waited_for() {
     let mut pool = Pool::new(2, 2, 4);
-    pool.client.config.error_after = Some(PATIENCE);
+    pool.client.pool.config.error_after = Some(PATIENCE);
     pool.no_control_of = Some(SlabNo(1));
     pool.begin_write(8, 1);
     pool.pass(PATIENCE / 2);
@@ -247,7 +247,7 @@ fn a_short_silence_beside_such_a_question_is_waited_for() {
 #[test]
 fn few_slabs_are_asked_for_in_vain() {
     let mut pool = Pool::of(2, 1, 256, 4096, None);
-    pool.client.config.error_after = Some(PATIENCE);
+    pool.client.pool.config.error_after = Some(PATIENCE);
     pool.no_control = true;
     pool.begin_write(0, 1);
     pool.pass(2 * PATIENCE);
@@ -271,21 +271,21 @@ fn few_slabs_are_asked_for_in_vain() {
 fn a_copy_in_the_making_holds_no_write_up() {
     for dies in [false, true] {
         let mut pool = Pool::new(3, 2, 8);
-        pool.client.config.error_after = Some(PATIENCE);
+        pool.client.pool.config.error_after = Some(PATIENCE);
         (0..4).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
         let holders = pool.holders(SlabNo(0));
         let third = (0..3).find(|node| !holders.contains(node)).unwrap();
         // As when the map is to be rid of a copy while another is being made, and both of the others answer.
-        let grant = pool.client.spaces[SpaceIndex(0)].next_version(false).unwrap();
+        let grant = pool.client.pool.map.spaces[SpaceIndex(0)].next_version(false).unwrap();
         assert_eq!(pool.servers[third].lend(SpaceId(1), SlabNo(0), Generation(1), grant), Status::Ok);
         let mut repair = Repair::new(PeerIndex(third), grant, None);
         repair.step = Step::Copying;
         repair.list = vec![Version::NEVER; 8].into();
-        pool.client.begins_repair(SpaceIndex(0), SlabNo(0), repair);
+        pool.client.redundancy.begins_repair(&mut pool.client.pool, SpaceIndex(0), SlabNo(0), repair);
         pool.no_control = true;
         let keep = [PeerIndex(holders[0])].into_iter().collect();
-        let entry = pool.client.entry_of(SpaceIndex(0), SlabNo(0), keep);
-        pool.client.propose(SpaceIndex(0), SlabNo(0), entry);
+        let entry = pool.client.pool.entry_of(SpaceIndex(0), SlabNo(0), keep);
+        pool.client.pool.map.propose(SpaceIndex(0), SlabNo(0), entry);
         pool.pass(2 * PATIENCE);
         pool.slow = Some(third);
         if dies {
@@ -308,7 +308,7 @@ fn a_copy_in_the_making_holds_no_write_up() {
 #[test]
 fn a_write_that_waited_in_vain_is_there_or_not() {
     let mut pool = without_a_copy();
-    let entry = pool.client.spaces[pool.space.0].slabs[SlabNo(0)].entry.clone();
+    let entry = pool.client.pool.map.spaces[pool.space.0].slabs[SlabNo(0)].entry.clone();
     assert_eq!(entry.replicas.len(), 2);
     pool.deaf.clear();
     pool.no_control = false;

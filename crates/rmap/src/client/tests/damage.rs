@@ -29,7 +29,7 @@ fn a_server_that_lies_is_found_out() {
 #[test]
 fn a_bad_page_is_an_error_where_no_other_copy_answers() {
     let mut pool = Pool::new(2, 2, 4);
-    pool.client.config.scrub_pass = None;
+    pool.client.pool.config.scrub_pass = None;
     assert_eq!((pool.write(0, 1), pool.write(1, 1)), (Ok(()), Ok(())));
     pool.servers[0].inject(Some(ServerFault::LosesWrites));
     assert_eq!(pool.write(0, 2), Ok(()));

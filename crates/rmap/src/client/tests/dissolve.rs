@@ -27,7 +27,7 @@ enum Silence {
 
 impl Silence {
     fn begins(self, pool: &mut Pool) {
-        let parity = pool.client.spaces[SpaceIndex(0)].layout.parity(GroupIndex(0));
+        let parity = pool.client.pool.map.spaces[SpaceIndex(0)].layout.parity(GroupIndex(0));
         match self {
             Silence::OfParity => pool.no_control_of = Some(parity),
             Silence::OfEverything => pool.no_control = true,
@@ -52,12 +52,12 @@ fn unanswered(writes: usize) -> Vec<Event> {
 fn dissolving(silence: Silence) -> Pool {
     let mut pool = cold(5);
     pool.client.set_parity_after(None);
-    pool.client.config.error_after = Some(PATIENCE);
+    pool.client.pool.config.error_after = Some(PATIENCE);
     silence.begins(&mut pool);
     PAGES.into_iter().for_each(|page| pool.begin_write(page, 200));
     pool.pass(LONG);
     assert_eq!(
-        pool.client.is_parting(SpaceIndex(0), SlabNo(0)),
+        pool.client.pool.map.is_parting(SpaceIndex(0), SlabNo(0)),
         silence == Silence::OfParity,
         "its slabs are safe without it"
     );
@@ -87,7 +87,7 @@ fn writes_to_a_group_end_if_nobody_says_that_its_parity_has_left() {
         PAGES.into_iter().for_each(|page| assert_eq!(pool.write(page, 202), Ok(()), "{silence:?}"));
         PAGES.into_iter().for_each(|page| assert_eq!(pool.read(page), Ok(202)));
         assert_right(&mut pool, &PAGES);
-        assert!(pool.client.is_idle() && pool.client.ops.has_no_writer());
+        assert!(pool.client.is_idle() && pool.client.pages.ops.has_no_writer());
     }
 }
 
@@ -111,8 +111,8 @@ fn writes_to_a_group_go_on_when_its_parity_has_left() {
 fn a_write_to_a_new_slab_of_a_group_ends_too() {
     for silence in [Silence::OfParity, Silence::OfEverything] {
         let mut pool = cold(5);
-        pool.client.config.error_after = Some(PATIENCE);
-        let parity = pool.client.spaces[SpaceIndex(0)].layout.parity(GroupIndex(1));
+        pool.client.pool.config.error_after = Some(PATIENCE);
+        let parity = pool.client.pool.map.spaces[SpaceIndex(0)].layout.parity(GroupIndex(1));
         silence.begins(&mut pool);
         pool.no_control_of = pool.no_control_of.map(|_| parity);
         pool.begin_write(56, 200);

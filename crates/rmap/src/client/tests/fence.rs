@@ -11,8 +11,8 @@ const MANY_READS: usize = 300;
 
 /// A server answers a request that is under way so.
 fn answer(pool: &mut Pool, status: Status, is_it: impl Fn(&Exchange) -> bool) -> Exchange {
-    let exchange = pool.client.exchanges.find(|e| is_it(e)).expect("it was asked");
-    pool.client.end_exchange(exchange.id);
+    let exchange = pool.client.pool.sessions.exchanges.find(|e| is_it(e)).expect("it was asked");
+    pool.client.pool.sessions.end_exchange(exchange.id);
     let now = pool.now;
     pool.client.answered(now, &exchange, status, Version::NEVER, &[]);
     pool.client.settle(now);
@@ -26,7 +26,7 @@ fn reads(exchange: &Exchange) -> bool {
 /// Until something is asked that fits.
 fn until(pool: &mut Pool, is_it: impl Fn(&Exchange) -> bool) {
     for _ in 0..1000 {
-        if pool.client.exchanges.find(&is_it).is_some() {
+        if pool.client.pool.sessions.exchanges.find(&is_it).is_some() {
             return;
         }
         if !pool.step() {
@@ -48,9 +48,9 @@ fn expect_read(pool: &mut Pool, byte: u8) {
 }
 
 fn assert_nothing_failed(pool: &Pool) {
-    let slabs = &pool.client.spaces[pool.space.0].slabs;
+    let slabs = &pool.client.pool.map.spaces[pool.space.0].slabs;
     assert!(slabs.iter().all(|slab| slab.failed.is_empty()) && pool.client.stats().slabs_lost == 0);
-    assert!(pool.client.spaces[pool.space.0].unknown_at.is_empty());
+    assert!(pool.client.pool.map.spaces[pool.space.0].unknown_at.is_empty());
 }
 
 /// A page each in two slabs, written and sealed by somebody else, with so many copies.
@@ -63,10 +63,10 @@ fn sealed(servers: usize, copies: usize) -> Pool {
 
 /// Who sealed the space sees to nothing any more, and another client reads it.
 fn read_by_another(pool: &mut Pool) {
-    let entries = pool.client.spaces[SpaceIndex(0)].slabs.iter().map(|slab| slab.entry.clone());
+    let entries = pool.client.pool.map.spaces[SpaceIndex(0)].slabs.iter().map(|slab| slab.entry.clone());
     let map = (0..).map(SlabNo).zip(entries).filter(|(_, entry)| entry.revision > 0 || !entry.replicas.is_empty());
     pool.today = Today { generation: Generation(2), sealed: true, map: map.collect() };
-    let copies = pool.client.spaces[SpaceIndex(0)].copies;
+    let copies = pool.client.pool.map.spaces[SpaceIndex(0)].copies;
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies, reserve: 0, key: [2; KEY_SIZE] };
     pool.client.space_taken(SpaceIndex(0));
     pool.space = pool.client.attach_reader(&spec, &pool.today).unwrap();
@@ -80,9 +80,9 @@ fn a_server_that_does_not_know_a_reader_is_told_and_asked_again() {
     begin_read(&mut pool, 0);
     begin_read(&mut pool, 1);
     answer(&mut pool, Status::NotFenced, reads);
-    assert!(pool.client.exchanges.find(reads).is_none(), "nothing is asked before it knows");
+    assert!(pool.client.pool.sessions.exchanges.find(reads).is_none(), "nothing is asked before it knows");
     begin_read(&mut pool, 2);
-    assert!(pool.client.exchanges.find(reads).is_none());
+    assert!(pool.client.pool.sessions.exchanges.find(reads).is_none());
     pool.run();
     [1, 2, 3].into_iter().for_each(|byte| expect_read(&mut pool, byte));
     assert_nothing_failed(&pool);
@@ -97,14 +97,16 @@ fn a_server_that_never_knows_a_reader_is_not_relied_on() {
     begin_read(&mut pool, 0);
     let mut asked = 0;
     for _ in 0..100 {
-        if pool.client.exchanges.find(reads).is_some() {
+        if pool.client.pool.sessions.exchanges.find(reads).is_some() {
             answer(&mut pool, Status::NotFenced, reads);
             asked += 1;
         }
         pool.step();
     }
     assert_eq!(asked, 2);
-    assert!(pool.client.spaces[pool.space.0].slabs[SlabNo(0)].failed.has(PeerIndex(0)) && !pool.client.has_event());
+    assert!(
+        pool.client.pool.map.spaces[pool.space.0].slabs[SlabNo(0)].failed.has(PeerIndex(0)) && !pool.client.has_event()
+    );
 }
 
 /// Nor is one that has no room for the space: it has nothing of it.
@@ -115,7 +117,7 @@ fn a_server_that_lets_no_reader_in_has_no_copy() {
     begin_read(&mut pool, 0);
     answer(&mut pool, Status::NotFenced, reads);
     answer(&mut pool, Status::Full, |e| e.role == Role::Fence);
-    let slabs = &pool.client.spaces[pool.space.0].slabs;
+    let slabs = &pool.client.pool.map.spaces[pool.space.0].slabs;
     assert!(
         slabs[SlabNo(0)].failed.has(PeerIndex(0))
             && slabs[SlabNo(1)].failed.has(PeerIndex(0))
@@ -127,7 +129,7 @@ fn a_server_that_lets_no_reader_in_has_no_copy() {
 #[test]
 fn a_server_that_is_away_is_told_when_it_is_back() {
     let mut pool = sealed(1, 1);
-    pool.client.config.error_after = None;
+    pool.client.pool.config.error_after = None;
     assert_eq!(pool.read(0), Ok(1));
     begin_read(&mut pool, 0);
     pool.deaf = vec![0];
@@ -135,9 +137,9 @@ fn a_server_that_is_away_is_told_when_it_is_back() {
     // While it is not known to be silent, and after that.
     (0..100).for_each(|_| begin_read(&mut pool, 0));
     pool.pass(3 * SILENCE);
-    assert!(pool.client.peers[PeerIndex(0)].is_down() && !pool.client.has_event());
+    assert!(pool.client.pool.sessions.peers[PeerIndex(0)].is_down() && !pool.client.has_event());
     (0..MANY_READS - 101).for_each(|_| begin_read(&mut pool, 0));
-    assert!(pool.client.ops.has_room());
+    assert!(pool.client.pages.ops.has_room());
     pool.deaf.clear();
     // What has ended has its slot until it is told.
     let mut left = MANY_READS;
@@ -163,7 +165,7 @@ fn a_copy_that_was_away_when_a_reader_began_is_read() {
     assert_eq!(pool.read(0), Ok(1));
     pool.deaf = Vec::new();
     pool.pass(Duration::from_secs(2));
-    assert!(pool.client.peers.iter().all(Peer::is_up));
+    assert!(pool.client.pool.sessions.peers.iter().all(Peer::is_up));
     pool.deaf = vec![1];
     begin_read(&mut pool, 3);
     pool.pass(Duration::from_secs(1));
@@ -185,7 +187,7 @@ fn versions_are_listed_again_when_the_reader_is_known() {
         }
         pool.run();
         expect_read(&mut pool, 1);
-        let failed = pool.client.spaces[pool.space.0].slabs.iter().any(|slab| slab.failed.has(PeerIndex(1)));
+        let failed = pool.client.pool.map.spaces[pool.space.0].slabs.iter().any(|slab| slab.failed.has(PeerIndex(1)));
         assert_eq!(failed, times == 2, "{times}");
     }
 }
@@ -217,10 +219,10 @@ fn a_copy_that_is_checked_is_asked_again() {
     let checks = |e: &Exchange| e.role == Role::Check;
     until(&mut pool, checks);
     let exchange = answer(&mut pool, Status::NotFenced, checks);
-    assert!(pool.client.exchanges.find(|e| checks(e) && e.peer == exchange.peer).is_none());
+    assert!(pool.client.pool.sessions.exchanges.find(|e| checks(e) && e.peer == exchange.peer).is_none());
     pool.pass(SILENCE);
-    let slab = pool.client.slab_of(exchange.page).unwrap();
-    assert!(pool.client.spaces[pool.space.0].slabs[slab].checked.has(exchange.peer));
+    let slab = pool.client.pool.map.slab_of(exchange.page).unwrap();
+    assert!(pool.client.pool.map.spaces[pool.space.0].slabs[slab].checked.has(exchange.peer));
     cold::assert_right(&mut pool, &[]);
     assert_nothing_failed(&pool);
 }
@@ -229,11 +231,11 @@ fn a_copy_that_is_checked_is_asked_again() {
 #[test]
 fn an_owner_gives_such_a_copy_up() {
     let mut pool = filled(3, 1);
-    let entry = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone();
-    let one = pool.client.peers_of(&entry).iter().next().unwrap();
+    let entry = pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone();
+    let one = pool.client.pool.sessions.peers_of(&entry).iter().next().unwrap();
     pool.begin_write_late(0, 7);
     answer(&mut pool, Status::NotFenced, |e| e.peer == one && matches!(e.role, Role::Write { .. }));
-    assert!(pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].failed.has(one));
+    assert!(pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].failed.has(one));
     pool.pass(Duration::from_secs(1));
     pool.expect_written(1);
     assert_eq!((pool.client.in_sync(pool.space), pool.client.stats().copies_left), ((1, 1), 1));
@@ -246,7 +248,7 @@ fn an_owner_gives_such_a_copy_up() {
 fn a_generation_that_is_given_twice_has_one_owner() {
     let mut pool = Pool::new(2, 2, 4);
     assert_eq!([pool.write(0, 1), pool.write(1, 2)], [Ok(()); 2]);
-    let before = &pool.client.spaces[pool.space.0];
+    let before = &pool.client.pool.map.spaces[pool.space.0];
     let spec = SpaceSpec { id: before.id, pages: before.pages, copies: before.copies, reserve: 0, key: [2; KEY_SIZE] };
     let map = vec![(SlabNo(0), before.slabs[SlabNo(0)].entry.clone())];
     let first = std::mem::replace(&mut pool.space, SpaceRef(SpaceIndex(1)));

@@ -1,6 +1,7 @@
 //! A space that one client writes and others read. Here both are the same client, which does not know it.
 
 use super::*;
+use crate::client::exchange::Answer;
 use crate::client::index::{PeerIndex, SpaceIndex};
 use crate::control::Replica;
 use crate::units::{SlabNo, Version};
@@ -46,7 +47,7 @@ fn make_another(replica: &mut Replica) {
 impl Followed {
     /// The map is as the owner has it.
     fn show_map(&mut self) {
-        let entries = self.pool.client.spaces[OWNER].slabs.iter().map(|slab| slab.entry.clone());
+        let entries = self.pool.client.pool.map.spaces[OWNER].slabs.iter().map(|slab| slab.entry.clone());
         let map = (0..).map(SlabNo).zip(entries).filter(|(_, entry)| entry.revision > 0).collect();
         self.pool.today = Today { generation: Generation(1), sealed: false, map };
     }
@@ -115,8 +116,8 @@ fn a_copy_that_left_the_map_is_not_read() {
         all.show_map();
         assert!(!all.pool.holders(SlabNo(0)).contains(&left));
         // The owner does not get to give the old copy back.
-        all.pool.client.spaces[OWNER].is_taken = true;
-        all.pool.client.returns.iter_mut().for_each(|returns| returns.forget(OWNER));
+        all.pool.client.pool.map.spaces[OWNER].is_taken = true;
+        all.pool.client.pool.sessions.returns.iter_mut().for_each(|returns| returns.forget(OWNER));
         all.pool.deaf = all.pool.holders(SlabNo(0));
         all.pool.pass(Duration::from_millis(100));
         all.pool.deaf.clear();
@@ -127,7 +128,7 @@ fn a_copy_that_left_the_map_is_not_read() {
             all.pool.deaf = (0..3).filter(|server| *server != left).collect();
             all.pool.pass(Duration::from_secs(5));
         }
-        all.pool.client.config.fault = fault;
+        all.pool.client.pool.config.fault = fault;
         all.begin_read(3);
         assert_eq!(all.result(), Some(expected), "{fault:?}");
     }
@@ -219,13 +220,13 @@ fn reads_share_looks() {
     let mut all = followed();
     all.write(3, 1);
     assert_eq!(all.read(3), Ok(1));
-    let asked = all.pool.client.questions.last_id();
+    let asked = all.pool.client.pool.map.questions.last_id();
     for token in 0..64 {
         all.pool.client.read(all.pool.now, all.reader, PageNo(token % 8), Class::Demand, token).unwrap();
     }
     all.pool.run();
     let events = std::iter::from_fn(|| all.pool.client.poll_event(&mut [0; PAGE_SIZE])).count();
-    assert_eq!((events, all.pool.client.questions.last_id().0 - asked.0), (64, 1));
+    assert_eq!((events, all.pool.client.pool.map.questions.last_id().0 - asked.0), (64, 1));
 }
 
 /// One copy says that there is nothing, and the other does not answer for the slab any more: that is an answer, whichever comes first.
@@ -256,7 +257,7 @@ fn damage_is_an_error_only_where_all_copies_are_damaged() {
     let holders = all.pool.holders(SlabNo(0));
     all.pool.servers[holders[0]].inject(Some(ServerFault::FlipsBits));
     let today = all.pool.today.clone();
-    let server = all.pool.client.peers[PeerIndex(holders[1])].info().id;
+    let server = all.pool.client.pool.sessions.peers[PeerIndex(holders[1])].info().id;
     let replicas = &mut all.pool.today.map[0].1.replicas;
     let other = replicas.iter_mut().find(|replica| replica.server == server).unwrap();
     make_another(other);
@@ -276,7 +277,7 @@ fn reads_of_silent_servers_make_room() {
     all.pool.deaf = vec![holders[0]];
     all.pool.pass(Duration::from_secs(1));
     let today = all.pool.today.clone();
-    let silent = all.pool.client.peers[PeerIndex(holders[0])].info().id;
+    let silent = all.pool.client.pool.sessions.peers[PeerIndex(holders[0])].info().id;
     all.pool.today.map[0].1.replicas.retain(|replica| replica.server == silent);
     for _ in 0..3 {
         for _ in 0..100 {
@@ -285,7 +286,7 @@ fn reads_of_silent_servers_make_room() {
         all.pool.pass(Duration::from_millis(50));
     }
     assert_eq!(all.result(), None);
-    assert!(all.pool.client.ops.has_room());
+    assert!(all.pool.client.pages.ops.has_room());
     all.pool.today = today;
     let mut read = 0;
     for _ in 0..20 {
@@ -310,9 +311,10 @@ fn a_made_up_trim_is_forgotten() {
     all.pool.client.read(all.pool.now, all.reader, PageNo(3), Class::Demand, 2).unwrap();
     while all.pool.step() {}
     let client = &mut all.pool.client;
-    let exchange = client.exchanges.find(|e| e.op == crate::wire::message::Op::ReadGranted).unwrap();
-    client.end_exchange(exchange.id);
-    client.follow_answered(&exchange, Status::Ok, Version::from_bits(u64::MAX), &[]);
+    let exchange = client.pool.sessions.exchanges.find(|e| e.op == crate::wire::message::Op::ReadGranted).unwrap();
+    client.pool.sessions.end_exchange(exchange.id);
+    let answer = Answer { status: Status::Ok, version: Version::from_bits(u64::MAX), payload: &[] };
+    client.pages.follow_answered(&mut client.pool, &mut client.parity, &exchange, answer);
     assert_eq!(all.result(), Some(Ok(0)), "there is nobody else to ask");
     (all.pool.slow, all.pool.deaf) = (None, Vec::new());
     all.pool.pass(Duration::from_secs(1));
@@ -364,7 +366,7 @@ fn queued_reads_go_on_when_the_space_is_sealed_or_gone() {
         all.pool.deaf = vec![0, 1, 2];
         all.pool.pass(Duration::from_secs(1));
         all.begin_read(3);
-        assert!(all.result().is_none() && !all.pool.client.read_queue.is_empty());
+        assert!(all.result().is_none() && all.pool.client.queued() > 0);
         if is_removed {
             all.pool.client.space_gone(all.reader.0);
             assert_eq!(all.result(), Some(Err(Failure::Fenced)));

@@ -15,7 +15,7 @@ const SERVERS: usize = 6;
 fn sealed() -> Pool {
     let mut pool = Pool::of(SERVERS, 2, 32, PAGES, None);
     (0..PAGES).for_each(|page| assert_eq!(pool.write(page, byte(page)), Ok(())));
-    let entries = pool.client.spaces[SpaceIndex(0)].slabs.iter().map(|slab| slab.entry.clone());
+    let entries = pool.client.pool.map.spaces[SpaceIndex(0)].slabs.iter().map(|slab| slab.entry.clone());
     let map = (0..).map(SlabNo).zip(entries).collect();
     pool.today = Today { generation: Generation(2), sealed: true, map };
     pool.client.space_taken(SpaceIndex(0));
@@ -37,8 +37,8 @@ fn room_everywhere(pool: &mut Pool) {
 }
 
 fn ledger(pool: &Pool) -> SlabNo {
-    let first = pool.client.spaces[pool.space.0].layout.table_page(SlabNo(0), 0);
-    pool.client.slab_of(first).unwrap()
+    let first = pool.client.pool.map.spaces[pool.space.0].layout.table_page(SlabNo(0), 0);
+    pool.client.pool.map.slab_of(first).unwrap()
 }
 
 fn copies_of_members(pool: &Pool) -> usize {
@@ -88,7 +88,15 @@ fn copies_stay_while_the_ledger_has_one() {
     pool.servers.iter_mut().for_each(|server| server.set_pressure(Pressure::Yellow));
     let copies = pool.holders(ledger(&pool));
     let (space, gone) = (pool.space.0, copies[0]);
-    pool.client.copy_lost(space, ledger(&pool), PeerIndex(gone));
+    let slab = ledger(&pool);
+    pool.client.redundancy.copy_lost(
+        &mut pool.client.pool,
+        &mut pool.client.pages,
+        &mut pool.client.parity,
+        space,
+        slab,
+        PeerIndex(gone),
+    );
     pool.client.settle(pool.now);
     pool.pass(LONG);
     assert_eq!(pool.holders(ledger(&pool)), copies[1..]);

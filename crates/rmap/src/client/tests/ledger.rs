@@ -51,8 +51,8 @@ fn two_cold() -> Pool {
         assert_eq!(pool.client.parity(pool.space), view);
     }
     let at = |pool: &Pool, space: SpaceIndex| -> Vec<usize> {
-        let slabs = pool.client.spaces[space].slabs.iter();
-        slabs.flat_map(|slab| pool.client.peers_of(&slab.entry).iter()).map(|peer| peer.0).collect()
+        let slabs = pool.client.pool.map.spaces[space].slabs.iter();
+        slabs.flat_map(|slab| pool.client.pool.sessions.peers_of(&slab.entry).iter()).map(|peer| peer.0).collect()
     };
     assert!(at(&pool, ONE).iter().all(|node| *node < SERVERS) && at(&pool, OTHER).iter().all(|node| *node >= SERVERS));
     pool.client.set_parity_after(None);
@@ -61,19 +61,19 @@ fn two_cold() -> Pool {
 
 /// Another owner of a space, whose place among the client's is returned.
 fn take_over(pool: &mut Pool, space: SpaceIndex, pages: u64) -> SpaceIndex {
-    let entries = pool.client.spaces[space].slabs.enumerate().map(|(slab, state)| (slab, state.entry.clone()));
+    let entries = pool.client.pool.map.spaces[space].slabs.enumerate().map(|(slab, state)| (slab, state.entry.clone()));
     let map: Vec<_> = entries.filter(|(_, entry)| entry.revision > 0).collect();
-    let generation = Generation(pool.client.spaces[space].generation.0 + 1);
+    let generation = Generation(pool.client.pool.map.spaces[space].generation.0 + 1);
     pool.client.space_taken(space);
     pool.space = pool.client.attach(&spec(space, pages), generation, &map).unwrap();
     // What the owner before left elsewhere is not looked for.
-    (0..2 * SERVERS).for_each(|server| pool.client.spaces[pool.space.0].looked_at.insert(PeerIndex(server)));
+    (0..2 * SERVERS).for_each(|server| pool.client.pool.map.spaces[pool.space.0].looked_at.insert(PeerIndex(server)));
     pool.client.settle(pool.now);
     pool.space.0
 }
 
 fn tables_known(pool: &Pool, space: SpaceIndex) -> usize {
-    let slabs = pool.client.spaces[space].slabs.iter().take(SLABS as usize);
+    let slabs = pool.client.pool.map.spaces[space].slabs.iter().take(SLABS as usize);
     slabs.filter(|slab| matches!(slab.phase, Phase::Open)).count()
 }
 
@@ -87,7 +87,7 @@ fn assert_right(pool: &mut Pool, space: SpaceIndex, of: SpaceIndex) {
 #[test]
 fn a_ledger_at_silent_servers_holds_up_nobody_elses() {
     let mut pool = two_cold();
-    pool.client.config.error_after = None;
+    pool.client.pool.config.error_after = None;
     pool.deaf = (0..SERVERS).collect();
     let silent = take_over(&mut pool, ONE, SLABS * SLAB);
     pool.pass(2 * SILENCE);
@@ -95,7 +95,7 @@ fn a_ledger_at_silent_servers_holds_up_nobody_elses() {
     pool.pass(2 * SILENCE);
     assert_eq!((tables_known(&pool, silent), tables_known(&pool, other)), (0, SLABS as usize));
     assert_right(&mut pool, other, OTHER);
-    assert!(!pool.client.is_idle() && pool.client.ops.own_begun() == 0);
+    assert!(!pool.client.is_idle() && pool.client.pages.ops.own_begun() == 0);
     pool.deaf.clear();
     pool.pass(Duration::from_secs(3));
     assert_right(&mut pool, silent, ONE);
@@ -107,9 +107,9 @@ fn a_ledger_at_silent_servers_holds_up_nobody_elses() {
 fn parts_at_a_server_that_falls_silent_give_their_slots_back() {
     for comes_back in [true, false] {
         let mut pool = two_cold();
-        pool.client.config.error_after = None;
+        pool.client.pool.config.error_after = None;
         let silent = take_over(&mut pool, ONE, SLABS * SLAB);
-        while pool.client.ops.own_begun() < OWN_MAX {
+        while pool.client.pages.ops.own_begun() < OWN_MAX {
             assert!(pool.step());
         }
         pool.deaf = (0..SERVERS).collect();
@@ -120,7 +120,7 @@ fn parts_at_a_server_that_falls_silent_give_their_slots_back() {
         if comes_back {
             pool.deaf.clear();
         } else {
-            pool.client.config.error_after = Some(Duration::from_secs(1));
+            pool.client.pool.config.error_after = Some(Duration::from_secs(1));
         }
         pool.pass(Duration::from_secs(3));
         if comes_back {
@@ -128,7 +128,7 @@ fn parts_at_a_server_that_falls_silent_give_their_slots_back() {
         } else {
             pool.space = SpaceRef(silent);
             assert_eq!(pool.read(0), Err(Failure::Silent));
-            assert!(!pool.client.is_idle() && pool.client.ops.own_begun() == 0);
+            assert!(!pool.client.is_idle() && pool.client.pages.ops.own_begun() == 0);
             pool.deaf.clear();
             pool.pass(Duration::from_secs(3));
             assert_right(&mut pool, silent, ONE);
@@ -141,16 +141,31 @@ fn parts_at_a_server_that_falls_silent_give_their_slots_back() {
 #[test]
 fn a_line_that_waits_begins_nothing() {
     let mut pool = two_cold();
-    pool.client.config.error_after = None;
+    pool.client.pool.config.error_after = None;
     pool.deaf = (0..SERVERS).collect();
     take_over(&mut pool, ONE, SLABS * SLAB);
     pool.pass(2 * SILENCE);
-    assert!(!pool.client.maintain_ledger());
-    pool.client.ledger.wake();
-    assert!(!pool.client.maintain_ledger());
+    assert!(!pool.client.parity.maintain_ledger(
+        &mut pool.client.pool,
+        &mut pool.client.pages,
+        &mut pool.client.redundancy
+    ));
+    pool.client.parity.wake();
+    assert!(!pool.client.parity.maintain_ledger(
+        &mut pool.client.pool,
+        &mut pool.client.pages,
+        &mut pool.client.redundancy
+    ));
     // One that is somebody else's leaves nothing in line.
     pool.client.space_taken(pool.space.0);
-    assert!(pool.client.is_ledger_idle() && !pool.client.maintain_ledger());
+    assert!(
+        pool.client.parity.is_ledger_idle(&pool.client.pool)
+            && !pool.client.parity.maintain_ledger(
+                &mut pool.client.pool,
+                &mut pool.client.pages,
+                &mut pool.client.redundancy
+            )
+    );
 }
 
 #[test]
@@ -159,16 +174,16 @@ fn writes_leave_slots_to_reads() {
     (0..SLABS / 8).for_each(|slab| assert_eq!(pool.write(slab * SLAB, 1), Ok(())));
     pool.client.set_parity_after(Some(FOR_GOOD));
     pool.deaf = vec![0, 1];
-    let size = pool.client.config.slab_size;
+    let size = pool.client.pool.config.slab_size;
     for slab in (0..SLABS as u32).map(SlabNo) {
-        pool.client.spaces[ONE].slabs[slab].make_table(&mut tables::Tables::new(size));
-        pool.client.write_table(ONE, slab);
+        pool.client.pool.map.spaces[ONE].slabs[slab].make_table(&mut tables::Tables::new(size));
+        pool.client.parity.write_table(&mut pool.client.pool, ONE, slab);
     }
     pool.client.settle(pool.now);
-    assert_eq!((pool.client.ops.own_writes(), pool.client.ops.own_begun()), (OWN_MAX / 2, OWN_MAX / 2));
+    assert_eq!((pool.client.pages.ops.own_writes(), pool.client.pages.ops.own_begun()), (OWN_MAX / 2, OWN_MAX / 2));
     pool.deaf.clear();
     pool.pass(Duration::from_secs(3));
-    let tables = pool.client.spaces[ONE].slabs.iter().take(SLABS as usize).map(|slab| slab.table);
+    let tables = pool.client.pool.map.spaces[ONE].slabs.iter().take(SLABS as usize).map(|slab| slab.table);
     assert!(tables.clone().all(|table| table == Table::Known), "{:?}", tables.collect::<Vec<_>>());
     assert!(pool.client.is_idle());
 }
@@ -187,7 +202,7 @@ fn large() -> Pool {
     pool.pass(LONG);
     assert_eq!(pool.client.parity(pool.space).whole, 1);
     pool.client.set_parity_after(None);
-    pool.client.config.error_after = None;
+    pool.client.pool.config.error_after = None;
     pool
 }
 
@@ -201,7 +216,7 @@ fn assert_large_is_right(pool: &mut Pool) {
 /// Until all pages of both slabs' parts are asked for.
 fn take_over_large(pool: &mut Pool) -> SpaceIndex {
     let space = take_over(pool, ONE, 2 * u64::from(LARGE));
-    while pool.client.ops.own_begun() < 4 {
+    while pool.client.pages.ops.own_begun() < 4 {
         assert!(pool.step());
     }
     space
@@ -212,7 +227,7 @@ fn take_over_large(pool: &mut Pool) -> SpaceIndex {
 fn a_part_is_known_when_all_of_its_pages_have_come() {
     let mut pool = large();
     let space = take_over_large(&mut pool);
-    let got = |pool: &Pool, slab: u32| match pool.client.spaces[space].slabs[SlabNo(slab)].table {
+    let got = |pool: &Pool, slab: u32| match pool.client.pool.map.spaces[space].slabs[SlabNo(slab)].table {
         Table::Asked { next: 2, got } => got,
         table => panic!("{table:?}"),
     };
@@ -221,7 +236,7 @@ fn a_part_is_known_when_all_of_its_pages_have_come() {
     }
     pool.deaf = (0..4).collect();
     pool.pass(2 * SILENCE);
-    assert_eq!((got(&pool, 0) + got(&pool, 1), pool.client.ops.own_begun()), (1, 0));
+    assert_eq!((got(&pool, 0) + got(&pool, 1), pool.client.pages.ops.own_begun()), (1, 0));
     pool.deaf.clear();
     pool.pass(Duration::from_secs(3));
     assert_large_is_right(&mut pool);
@@ -237,11 +252,11 @@ fn a_part_that_is_begun_anew_waits_for_what_was_asked_before() {
             pool.deaf = (0..4).collect();
             pool.pass(2 * SILENCE);
         }
-        pool.client.spaces[space].slabs[SlabNo(0)].table = Table::Unknown;
-        pool.client.read_table(space, SlabNo(0));
-        let begun = pool.client.spaces[space].slabs[SlabNo(0)].table != Table::Unknown;
+        pool.client.pool.map.spaces[space].slabs[SlabNo(0)].table = Table::Unknown;
+        pool.client.parity.read_table(&mut pool.client.pool, &pool.client.pages, space, SlabNo(0));
+        let begun = pool.client.pool.map.spaces[space].slabs[SlabNo(0)].table != Table::Unknown;
         assert_eq!(begun, is_put_back);
-        let in_line = pool.client.ledger_line().filter(|turn| turn.slab == SlabNo(0)).count();
+        let in_line = pool.client.parity.ledger_line().filter(|turn| turn.slab == SlabNo(0)).count();
         assert_eq!(in_line, usize::from(is_put_back), "the part, and none of its pages");
         pool.deaf.clear();
         pool.pass(Duration::from_secs(3));

@@ -16,7 +16,7 @@ fn held(pool: &Pool) -> Vec<usize> {
 
 /// What the map says of those slabs that it names.
 fn map_of(pool: &Pool, named: impl Fn(SlabNo) -> bool) -> Map {
-    let slabs = pool.client.spaces[pool.space.0].slabs.enumerate().filter(|(slab, _)| named(*slab));
+    let slabs = pool.client.pool.map.spaces[pool.space.0].slabs.enumerate().filter(|(slab, _)| named(*slab));
     slabs.map(|(slab, state)| (slab, state.entry.clone())).collect()
 }
 
@@ -31,7 +31,7 @@ fn taken_over(slabs: u64) -> Pool {
 
 /// The next owner. The one before is not told.
 fn next_owner(pool: &mut Pool, map: &Map) {
-    let before = &pool.client.spaces[pool.space.0];
+    let before = &pool.client.pool.map.spaces[pool.space.0];
     let spec = SpaceSpec { id: before.id, pages: before.pages, copies: before.copies, reserve: 0, key: [2; KEY_SIZE] };
     let generation = Generation(before.generation.0 + 1);
     pool.space = pool.client.attach(&spec, generation, map).unwrap();
@@ -73,7 +73,7 @@ fn a_server_that_was_away_is_asked_when_it_answers() {
     pool.deaf = vec![1];
     pool.begin_write(0, 9);
     pool.pass(Duration::from_millis(100));
-    assert!(pool.client.peers[PeerIndex(1)].is_down());
+    assert!(pool.client.pool.sessions.peers[PeerIndex(1)].is_down());
     next_owner(&mut pool, &Map::new());
     pool.pass(Duration::from_millis(100));
     assert_eq!((held(&pool), pool.client.has_found_leftovers(pool.space)), (vec![0, 3], true));
@@ -88,12 +88,15 @@ fn a_question_that_is_not_answered_is_asked_again() {
     let mut pool = filled(2, 3);
     next_owner(&mut pool, &Map::new());
     let look = |e: &Exchange| e.role == Role::Held && e.peer == PeerIndex(1);
-    while pool.client.exchanges.find(look).is_none() {
+    while pool.client.pool.sessions.exchanges.find(look).is_none() {
         pool.single_step();
     }
     pool.deaf = vec![1];
     pool.pass(Duration::from_millis(100));
-    assert!(pool.client.peers[PeerIndex(1)].is_down() && pool.client.exchanges.find(look).is_none());
+    assert!(
+        pool.client.pool.sessions.peers[PeerIndex(1)].is_down()
+            && pool.client.pool.sessions.exchanges.find(look).is_none()
+    );
     pool.deaf = Vec::new();
     pool.pass(Duration::from_millis(1500));
     assert_eq!(held(&pool), [0, 0]);
@@ -127,7 +130,7 @@ fn a_server_that_makes_leftovers_up_gets_nothing() {
     let own = Version::new(Generation(2), 5, false);
     let old = Version::new(Generation(1), 1 << 30, false);
     let [Replica { grant, .. }, _] = map[0].1.replicas[..] else { panic!("two copies") };
-    let far = pool.client.spaces[pool.space.0].layout.total() as u64;
+    let far = pool.client.pool.map.spaces[pool.space.0].layout.total() as u64;
     let (full_up, end) = (vec![entry(2, old); HELD_MAX].concat(), SLABS_MAX as u64);
     let (none, one): (Vec<u8>, Vec<u8>) = (Vec::new(), entry(2, old));
     pool.run();
@@ -141,7 +144,7 @@ fn a_server_that_makes_leftovers_up_gets_nothing() {
         ("nothing", 0, none, 0),
         ("one that there may be", 0, one, 1),
     ] {
-        pool.client.look_for_leftovers_again(pool.space.0, PeerIndex(0));
+        pool.client.pool.look_for_leftovers_again(pool.space.0, PeerIndex(0));
         pool.client.settle(pool.now);
         let look = |role| role == Role::Held;
         let mut exchange = take(&mut pool, look);
@@ -150,20 +153,20 @@ fn a_server_that_makes_leftovers_up_gets_nothing() {
         }
         let before = pool.client.stats().leftovers;
         let answer = (Status::Ok, Version::from_bits(next));
-        pool.client.held_answered(pool.space.0, PeerIndex(0), exchange.version, answer, &payload);
+        pool.client.pool.held_answered(pool.space.0, PeerIndex(0), exchange.version, answer, &payload);
         assert_eq!(pool.client.stats().leftovers - before, expected, "{what}");
-        assert!(pool.client.leftovers.len() == 0, "{what}: it is asked no more");
+        assert!(pool.client.pool.map.leftovers.len() == 0, "{what}: it is asked no more");
     }
     // Back to where it began.
-    pool.client.held_answered(
+    pool.client.pool.held_answered(
         pool.space.0,
         PeerIndex(0),
         Version::from_bits(9),
         (Status::Ok, Version::from_bits(9)),
         &[],
     );
-    assert!(pool.client.leftovers.len() == 0);
-    assert!(pool.client.exchanges.find(|e| e.role == Role::Held && e.peer == PeerIndex(0)).is_none());
+    assert!(pool.client.pool.map.leftovers.len() == 0);
+    assert!(pool.client.pool.sessions.exchanges.find(|e| e.role == Role::Held && e.peer == PeerIndex(0)).is_none());
     pool.run();
     assert_eq!(held(&pool), [3; 2], "it has no such grant to give up");
     assert_eq!((0..3).map(|slab| pool.read(slab * SLAB)).collect::<Vec<_>>(), [Ok(1), Ok(2), Ok(3)]);
@@ -191,21 +194,21 @@ fn only_who_keeps_a_sealed_space_looks() {
 #[test]
 fn a_server_that_makes_no_end_of_it_comes_to_one() {
     let mut pool = taken_over(1);
-    pool.client.look_for_leftovers_again(pool.space.0, PeerIndex(0));
+    pool.client.pool.look_for_leftovers_again(pool.space.0, PeerIndex(0));
     let old = Version::new(Generation(1), 1 << 30, false);
     let made_up = [0u64.to_le_bytes(), old.bits().to_le_bytes()].concat().repeat(HELD_MAX);
     let mut asked = 0;
     loop {
         pool.client.settle(pool.now);
-        if pool.client.exchanges.find(|e| e.role == Role::Held).is_none() {
+        if pool.client.pool.sessions.exchanges.find(|e| e.role == Role::Held).is_none() {
             break;
         }
         let exchange = take(&mut pool, |role| role == Role::Held);
         assert_eq!(exchange.version.bits(), (asked * HELD_MAX) as u64);
         asked += 1;
         let next = Version::from_bits((asked * HELD_MAX) as u64);
-        pool.client.held_answered(pool.space.0, PeerIndex(0), exchange.version, (Status::Ok, next), &made_up);
-        pool.client.returns[PeerIndex(0)].forget(pool.space.0);
+        pool.client.pool.held_answered(pool.space.0, PeerIndex(0), exchange.version, (Status::Ok, next), &made_up);
+        pool.client.pool.sessions.returns[PeerIndex(0)].forget(pool.space.0);
     }
     assert_eq!(asked, SLABS_MAX / HELD_MAX + 1);
     assert!(pool.client.has_found_leftovers(pool.space));
@@ -216,21 +219,21 @@ fn a_server_that_makes_no_end_of_it_comes_to_one() {
 #[test]
 fn a_server_that_knows_nothing_any_more_is_asked_again() {
     let mut pool = taken_over(2);
-    let is_looked_at = |pool: &Pool| pool.client.spaces[pool.space.0].looked_at.has(PeerIndex(0));
+    let is_looked_at = |pool: &Pool| pool.client.pool.map.spaces[pool.space.0].looked_at.has(PeerIndex(0));
     assert!(is_looked_at(&pool));
     for (status, again) in [(Status::UnknownSlab, true), (Status::NotFenced, false)] {
-        pool.client.look_for_leftovers_again(pool.space.0, PeerIndex(0));
+        pool.client.pool.look_for_leftovers_again(pool.space.0, PeerIndex(0));
         pool.client.settle(pool.now);
         let exchange = take(&mut pool, |role| role == Role::Held);
-        pool.client.held_answered(pool.space.0, PeerIndex(0), exchange.version, (status, Version::NEVER), &[]);
-        assert_eq!(pool.client.spaces[pool.space.0].fenced_at.has(PeerIndex(0)), !again, "it is told once");
+        pool.client.pool.held_answered(pool.space.0, PeerIndex(0), exchange.version, (status, Version::NEVER), &[]);
+        assert_eq!(pool.client.pool.map.spaces[pool.space.0].fenced_at.has(PeerIndex(0)), !again, "it is told once");
         pool.client.settle(pool.now);
         pool.run();
         assert!(is_looked_at(&pool) && pool.client.has_found_leftovers(pool.space));
     }
     pool.client.content_lost(PeerIndex(0));
     assert!(!is_looked_at(&pool));
-    pool.client.look_for_leftovers_at(PeerIndex(0));
+    pool.client.pool.look_for_leftovers_at(PeerIndex(0));
     pool.client.settle(pool.now);
     pool.run();
     assert!(is_looked_at(&pool));
@@ -240,9 +243,10 @@ fn a_server_that_knows_nothing_any_more_is_asked_again() {
 #[test]
 fn a_server_that_is_told_again_is_looked_at_again() {
     let mut pool = taken_over(2);
-    let looks = |pool: &Pool| pool.client.leftovers.count(|space, peer| (space, peer) == (pool.space.0, PeerIndex(0)));
-    pool.client.spaces[pool.space.0].fenced_at.remove(PeerIndex(0));
-    pool.client.fence(pool.space.0, PeerIndex(0));
+    let looks =
+        |pool: &Pool| pool.client.pool.map.leftovers.count(|space, peer| (space, peer) == (pool.space.0, PeerIndex(0)));
+    pool.client.pool.map.spaces[pool.space.0].fenced_at.remove(PeerIndex(0));
+    pool.client.pool.fence(pool.space.0, PeerIndex(0));
     let fence = take(&mut pool, |role| role == Role::Fence);
     pool.client.answered(pool.now, &fence, Status::Ok, Version::NEVER, &[]);
     assert_eq!(looks(&pool), 1);
@@ -259,19 +263,23 @@ fn a_server_that_has_nothing_of_a_space_cannot_take_it_away() {
         let mut pool = filled(3, 1);
         let map = map_of(&pool, |_| true);
         next_owner(&mut pool, &map);
-        let copies = pool.client.peers_of(&pool.client.spaces[pool.space.0].slabs[SlabNo(0)].entry);
+        let copies =
+            pool.client.pool.sessions.peers_of(&pool.client.pool.map.spaces[pool.space.0].slabs[SlabNo(0)].entry);
         pool.client.settle(pool.now);
         let liar = (0..3).map(PeerIndex).find(|peer| copies.has(*peer) == has_slab).unwrap();
-        let fence = pool.client.exchanges.find(|e| e.role == Role::Fence && e.peer == liar).unwrap();
-        pool.client.end_exchange(fence.id);
+        let fence = pool.client.pool.sessions.exchanges.find(|e| e.role == Role::Fence && e.peer == liar).unwrap();
+        pool.client.pool.sessions.end_exchange(fence.id);
         let now = pool.now;
         pool.client.answered(now, &fence, Status::StaleGeneration, Version::NEVER, &[]);
         assert_eq!(pool.client.is_taken(pool.space), has_slab);
         if !has_slab {
             pool.run();
             assert_eq!((pool.read(0), pool.client.has_found_leftovers(pool.space)), (Ok(1), true));
-            assert_eq!(pool.client.disbelieved(pool.space), [pool.client.peers[liar].info().id]);
-            assert!(pool.client.exchanges.find(|e| e.peer == liar).is_none(), "it is not asked over and over");
+            assert_eq!(pool.client.disbelieved(pool.space), [pool.client.pool.sessions.peers[liar].info().id]);
+            assert!(
+                pool.client.pool.sessions.exchanges.find(|e| e.peer == liar).is_none(),
+                "it is not asked over and over"
+            );
         }
     }
 }

@@ -9,8 +9,8 @@ use crate::units::{SEALED_SIZE, SlabNo, Version};
 
 /// The request that a role stands for, taken from the client as if its answer had come.
 pub fn take(pool: &mut Pool, is_it: impl Fn(Role) -> bool) -> Exchange {
-    let exchange = pool.client.exchanges.find(|e| is_it(e.role)).expect("it was asked");
-    pool.client.end_exchange(exchange.id);
+    let exchange = pool.client.pool.sessions.exchanges.find(|e| is_it(e.role)).expect("it was asked");
+    pool.client.pool.sessions.end_exchange(exchange.id);
     exchange
 }
 
@@ -43,24 +43,30 @@ fn a_trim_that_nobody_made_is_not_believed() {
 #[test]
 fn what_a_source_made_up_is_not_copied() {
     let mut pool = filled(3, 1);
-    let replicas = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.replicas.clone();
-    let source = pool.client.peers.of(replicas[0].server).unwrap();
+    let replicas = pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.replicas.clone();
+    let source = pool.client.pool.sessions.peers.of(replicas[0].server).unwrap();
     let target = (0..3).find(|server| replicas.iter().all(|r| r.server.0 != *server)).unwrap();
     let target = PeerIndex(target as usize);
-    let grant = pool.client.spaces[SpaceIndex(0)].next_version(false).unwrap();
+    let grant = pool.client.pool.map.spaces[SpaceIndex(0)].next_version(false).unwrap();
     let mut repair = Repair::new(target, grant, None);
     repair.step = Step::Copying;
-    pool.client.begins_repair(SpaceIndex(0), SlabNo(0), repair);
-    pool.client.start_copy(SpaceIndex(0), SlabNo(0), 0, Some(source), target);
+    pool.client.redundancy.begins_repair(&mut pool.client.pool, SpaceIndex(0), SlabNo(0), repair);
+    pool.client.redundancy.start_copy(
+        &mut pool.client.pool,
+        &mut pool.client.parity,
+        (SpaceIndex(0), SlabNo(0), 0),
+        Some(source),
+        target,
+    );
     let exchange = take(&mut pool, |role| matches!(role, Role::CopyRead { .. }));
     let made_up = Version::new(Generation(1), 1 << 20, true);
     let now = pool.now;
     pool.client.answered(now, &exchange, Status::Ok, made_up, &[]);
     let is_write = |role| matches!(role, Role::CopyWrite { .. });
-    assert!(pool.client.exchanges.find(|e| is_write(e.role)).is_none());
+    assert!(pool.client.pool.sessions.exchanges.find(|e| is_write(e.role)).is_none());
     assert!(
         pool.client.redundancy.copies.is_idle()
-            && pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].failed.has(source)
+            && pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].failed.has(source)
     );
 }
 
@@ -78,7 +84,7 @@ fn a_seal_that_nobody_made_replaces_nothing() {
     pool.deaf = Vec::new();
     let copies = |role| matches!(role, Role::CopyRead { .. });
     pool.time_passes();
-    while pool.client.exchanges.find(|e| copies(e.role)).is_none() {
+    while pool.client.pool.sessions.exchanges.find(|e| copies(e.role)).is_none() {
         assert!(pool.step(), "nothing is copied");
     }
     let exchange = take(&mut pool, copies);
@@ -136,7 +142,7 @@ fn a_trim_that_one_copy_was_enough_for_stays() {
 fn a_trim_that_nobody_made_ends_no_page() {
     for liar in [0, 1] {
         let mut pool = filled(2, 1);
-        let written = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].version(0);
+        let written = pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].version(0);
         let made_up = Version::from_bits(written.bits() | 1);
         pool.servers[liar].make_up_trim(SpaceId(1), PageNo(0), Generation(1), made_up);
         take_over(&mut pool, SLAB);
@@ -152,9 +158,9 @@ fn a_trim_that_nobody_made_ends_no_page() {
 fn a_copy_that_does_not_have_what_it_lists_is_given_up() {
     for answer in ["never", "nothing", "old"] {
         let mut pool = filled(2, 1);
-        let old = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].version(0);
+        let old = pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].version(0);
         let mut sealed = [1; SEALED_SIZE];
-        pool.client.spaces[SpaceIndex(0)].key.seal(PageNo(0), old, &mut sealed);
+        pool.client.pool.map.spaces[SpaceIndex(0)].key.seal(PageNo(0), old, &mut sealed);
         // One copy lacks it.
         pool.deaf = vec![1];
         pool.begin_write(0, 7);
@@ -169,10 +175,12 @@ fn a_copy_that_does_not_have_what_it_lists_is_given_up() {
             pool.step();
             pool.now = pool.now + Duration::from_micros(100);
             // The same answer for as long as it is asked.
-            while let Some(exchange) = pool.client.exchanges.find(|e| copies(e.role) && e.peer == PeerIndex(0)) {
+            while let Some(exchange) =
+                pool.client.pool.sessions.exchanges.find(|e| copies(e.role) && e.peer == PeerIndex(0))
+            {
                 lies += 1;
                 assert!(lies < 10, "{answer}: it is asked over and over");
-                pool.client.end_exchange(exchange.id);
+                pool.client.pool.sessions.end_exchange(exchange.id);
                 let (version, payload): (_, &[u8]) = match answer {
                     "never" => (Version::NEVER, &[]),
                     "nothing" => (exchange.version, &[]),
@@ -224,7 +232,7 @@ fn what_was_kept_is_no_version_that_nobody_made() {
         pool.time_passes();
         pool.single_step();
         pool.now = pool.now + Duration::from_micros(100);
-        if pool.client.spaces[pool.space.0].fenced_at.has(PeerIndex(0))
+        if pool.client.pool.map.spaces[pool.space.0].fenced_at.has(PeerIndex(0))
             && pool.servers[0].version_of(SpaceId(1), PageNo(0), Generation(2)) == kept
         {
             break;

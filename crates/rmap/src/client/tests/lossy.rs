@@ -38,7 +38,7 @@ fn answered(pool: &mut Pool) -> usize {
 fn filled(pages: u64) -> Pool {
     let mut pool = Pool::of(1, 1, 64, 512, None);
     (0..pages).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
-    pool.client.peers[PeerIndex(0)].usually_takes(Duration::ZERO);
+    pool.client.pool.sessions.peers[PeerIndex(0)].usually_takes(Duration::ZERO);
     pool
 }
 
@@ -65,8 +65,8 @@ fn what_is_only_late_is_not_repeated() {
     let between = Duration::from_micros(50);
     for usual in [Duration::from_micros(60), Duration::from_millis(1), Duration::from_millis(9)] {
         let mut pool = filled(QUEUED);
-        pool.client.peers[PeerIndex(0)].usually_takes(usual);
-        pool.client.exchanges.window = QUEUED as usize;
+        pool.client.pool.sessions.peers[PeerIndex(0)].usually_takes(usual);
+        pool.client.pool.sessions.exchanges.window = QUEUED as usize;
         (0..QUEUED).for_each(|page| read(&mut pool, page));
         pool.slow = Some(0);
         run_for(&mut pool, Duration::from_millis(9));
@@ -89,15 +89,15 @@ fn what_is_only_late_is_not_repeated() {
 fn what_others_overtake_is_repeated_at_once() {
     for (is_put_off, answers) in [(false, 4), (true, 3)] {
         let mut pool = filled(4);
-        pool.client.peers[PeerIndex(0)].usually_takes(Duration::from_millis(7));
+        pool.client.pool.sessions.peers[PeerIndex(0)].usually_takes(Duration::from_millis(7));
         pool.deaf = vec![0];
         read(&mut pool, 0);
         settle(&mut pool);
-        let id = *pool.client.peers[PeerIndex(0)].in_flight().front().unwrap();
-        while pool.client.exchanges.get(id).unwrap().tries < 2 {
+        let id = *pool.client.pool.sessions.peers[PeerIndex(0)].in_flight().front().unwrap();
+        while pool.client.pool.sessions.exchanges.get(id).unwrap().tries < 2 {
             run_for(&mut pool, Duration::from_micros(100));
         }
-        let lost = pool.client.exchanges.get(id).unwrap();
+        let lost = pool.client.pool.sessions.exchanges.get(id).unwrap();
         if is_put_off {
             lost.excused = lost.tries;
         }
@@ -106,7 +106,7 @@ fn what_others_overtake_is_repeated_at_once() {
             read(&mut pool, page);
             settle(&mut pool);
             let expected = if is_put_off { 0 } else { overtaken };
-            assert_eq!(pool.client.exchanges.get(id).unwrap().overtaken, expected);
+            assert_eq!(pool.client.pool.sessions.exchanges.get(id).unwrap().overtaken, expected);
         }
         read(&mut pool, 3);
         settle(&mut pool);
@@ -124,15 +124,15 @@ fn a_late_answer_overtakes_nothing() {
     pool.deaf = vec![0];
     read(&mut pool, 1);
     settle(&mut pool);
-    while pool.client.peers[PeerIndex(0)].waiting().1 == 0 {
+    while pool.client.pool.sessions.peers[PeerIndex(0)].waiting().1 == 0 {
         pool.now = pool.now.max(pool.client.poll_timeout(pool.now).unwrap());
         pool.client.on_timeout(pool.now);
     }
-    assert_eq!(pool.client.peers[PeerIndex(0)].in_flight().len(), 1);
+    assert_eq!(pool.client.pool.sessions.peers[PeerIndex(0)].in_flight().len(), 1);
     pool.deliver_late();
     assert_eq!(answered(&mut pool), 1);
-    let later = *pool.client.peers[PeerIndex(0)].in_flight().front().unwrap();
-    assert_eq!(pool.client.exchanges.get(later).unwrap().overtaken, 0);
+    let later = *pool.client.pool.sessions.peers[PeerIndex(0)].in_flight().front().unwrap();
+    assert_eq!(pool.client.pool.sessions.exchanges.get(later).unwrap().overtaken, 0);
 }
 
 /// Whoever loses every other datagram loses nearly every request that is several of them. Before it is given up, it is asked for
@@ -140,7 +140,7 @@ fn a_late_answer_overtakes_nothing() {
 #[test]
 fn a_server_is_given_up_after_many_signs_of_life_were_asked_for() {
     let mut pool = filled(1);
-    let fail_after = pool.client.config.fail_after;
+    let fail_after = pool.client.pool.config.fail_after;
     pool.deaf = vec![0];
     read(&mut pool, 0);
     settle(&mut pool);
@@ -148,15 +148,15 @@ fn a_server_is_given_up_after_many_signs_of_life_were_asked_for() {
     for _ in 0..2 {
         let (until, mut asked) = (pool.now + fail_after / 2, 0);
         while pool.now < until {
-            let before = pool.client.peers[PeerIndex(0)].pinged_at();
+            let before = pool.client.pool.sessions.peers[PeerIndex(0)].pinged_at();
             run_for(&mut pool, Duration::from_micros(100));
-            asked += usize::from(pool.client.peers[PeerIndex(0)].pinged_at() != before);
+            asked += usize::from(pool.client.pool.sessions.peers[PeerIndex(0)].pinged_at() != before);
         }
         pings.push(asked);
     }
     run_for(&mut pool, Duration::from_millis(1));
     assert!(pings[0] == 0 && (10..=16).contains(&pings[1]), "{pings:?}");
-    assert!(pool.client.peers[PeerIndex(0)].is_down());
+    assert!(pool.client.pool.sessions.peers[PeerIndex(0)].is_down());
 }
 
 /// A tunnel on the way that says nothing of what is too long for it. Neither what gets through beside it hides that, nor signs of life.
@@ -164,7 +164,7 @@ fn a_server_is_given_up_after_many_signs_of_life_were_asked_for() {
 fn a_path_that_becomes_narrow_is_noticed() {
     for trims_meanwhile in [false, true] {
         let mut pool = filled(40);
-        assert!(pool.client.peers[PeerIndex(0)].view().datagram > DATAGRAM_MIN_MAX);
+        assert!(pool.client.pool.sessions.peers[PeerIndex(0)].view().datagram > DATAGRAM_MIN_MAX);
         let sessions = pool.client.stats().sessions;
         pool.longest = DATAGRAM_MIN_MAX;
         let write = |pool: &mut Pool, page| {
@@ -185,7 +185,7 @@ fn a_path_that_becomes_narrow_is_noticed() {
             written += events.filter(|event| *event == Event::Written { token: 1, result: Ok(()) }).count();
         }
         assert_eq!(
-            (written, pool.client.peers[PeerIndex(0)].view().datagram),
+            (written, pool.client.pool.sessions.peers[PeerIndex(0)].view().datagram),
             (20, DATAGRAM_MIN_MAX),
             "with trims: {trims_meanwhile}"
         );
@@ -204,5 +204,5 @@ fn signs_of_life_alone_do_not_keep_a_server() {
         run_for(&mut pool, Duration::from_millis(1));
         assert!(pool.now.since(began) < Duration::from_secs(1));
     }
-    assert!(pool.now.since(began) > 3 * pool.client.config.fail_after, "for some time it is believed");
+    assert!(pool.now.since(began) > 3 * pool.client.pool.config.fail_after, "for some time it is believed");
 }

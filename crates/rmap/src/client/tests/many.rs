@@ -32,7 +32,7 @@ pub fn filled(servers: usize, slabs: u64) -> Pool {
 
 /// What the next owner begins with.
 fn map_of(pool: &Pool) -> Vec<(SlabNo, MapEntry)> {
-    let slabs = pool.client.spaces[pool.space.0].slabs.enumerate();
+    let slabs = pool.client.pool.map.spaces[pool.space.0].slabs.enumerate();
     slabs.map(|(slab, state)| (slab, state.entry.clone())).collect()
 }
 
@@ -124,7 +124,7 @@ fn a_server_that_falls_silent_while_a_space_is_taken_over_does_not_keep_it_from_
     pool.no_control = true;
     pool.pass(SILENCE);
     let asked = |e: &Exchange| e.peer == PeerIndex(0) && e.role.is_question();
-    assert!(pool.client.exchanges.find(asked).is_none(), "others need its slot");
+    assert!(pool.client.pool.sessions.exchanges.find(asked).is_none(), "others need its slot");
     pool.no_control = false;
     pool.pass(Duration::from_millis(2000));
     begin_reads(&mut pool, (0..200).map(|slab| slab * SLAB));
@@ -140,7 +140,7 @@ fn a_grant_that_nobody_waits_for_any_more_is_given_back() {
     let before: Vec<usize> = pool.servers.iter().map(Server::held_slabs).collect();
     assert_eq!(before, [0, 0]);
     pool.client.write(pool.now, pool.space, PageNo(0), Class::Eviction, &[1; PAGE_SIZE], 1).unwrap();
-    let Phase::Granting(candidates) = &pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].phase else {
+    let Phase::Granting(candidates) = &pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].phase else {
         panic!("it is not being asked for")
     };
     let asked = candidates.asked[0].peer.0;
@@ -168,7 +168,7 @@ fn a_server_that_has_forgotten_its_owner_is_told_again() {
     let exchange = take(&mut pool, |role| role == Role::Grant);
     let now = pool.now;
     pool.client.answered(now, &exchange, Status::UnknownSlab, Version::NEVER, &[]);
-    assert!(!pool.client.spaces[SpaceIndex(0)].fenced_at.has(PeerIndex(0)));
+    assert!(!pool.client.pool.map.spaces[SpaceIndex(0)].fenced_at.has(PeerIndex(0)));
     pool.client.settle(now);
     pool.run();
     pool.expect_written(1);
@@ -179,7 +179,14 @@ fn a_server_that_has_forgotten_its_owner_is_told_again() {
 #[test]
 fn a_copy_that_is_not_trusted_is_given_back() {
     let mut pool = filled(2, 1);
-    pool.client.copy_lost(SpaceIndex(0), SlabNo(0), PeerIndex(1));
+    pool.client.redundancy.copy_lost(
+        &mut pool.client.pool,
+        &mut pool.client.pages,
+        &mut pool.client.parity,
+        SpaceIndex(0),
+        SlabNo(0),
+        PeerIndex(1),
+    );
     pool.client.settle(pool.now);
     pool.pass(Duration::from_millis(100));
     pool.run();
@@ -190,9 +197,15 @@ fn a_copy_that_is_not_trusted_is_given_back() {
 #[test]
 fn a_keeper_that_is_not_one_any_more_copies_again_later() {
     let mut pool = filled(2, 40);
-    pool.client.spaces[SpaceIndex(0)].tenure = Tenure::Keeper;
+    pool.client.pool.map.spaces[SpaceIndex(0)].tenure = Tenure::Keeper;
     for slab in 0..40 {
-        pool.client.start_copy(SpaceIndex(0), SlabNo(slab), 0, Some(PeerIndex(0)), PeerIndex(1));
+        pool.client.redundancy.start_copy(
+            &mut pool.client.pool,
+            &mut pool.client.parity,
+            (SpaceIndex(0), SlabNo(slab), 0),
+            Some(PeerIndex(0)),
+            PeerIndex(1),
+        );
     }
     assert!(!pool.client.redundancy.copies.has_room());
     for _ in 0..super::super::copies::COPIES_MAX {
@@ -208,7 +221,7 @@ fn a_keeper_that_is_not_one_any_more_copies_again_later() {
 fn few_questions_at_a_time_are_enough() {
     for questions in [1, 2, 7, QUESTIONS_MAX] {
         let mut pool = filled(3, 50);
-        pool.client.exchanges = super::super::exchange::Exchanges::new(questions);
+        pool.client.pool.sessions.exchanges = super::super::exchange::Exchanges::new(questions);
         take_over(&mut pool, 50 * SLAB);
         pool.pass(Duration::from_millis(100));
         begin_reads(&mut pool, (0..50).map(|slab| slab * SLAB));

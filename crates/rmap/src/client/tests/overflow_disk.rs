@@ -62,7 +62,7 @@ fn a_copy_that_is_not_the_only_one_does_not_go_to_a_disk() {
 #[test]
 fn who_has_a_disk_of_its_own_is_declined() {
     let mut pool = Pool::with(2, 1, 1, Some(1));
-    pool.client.config.uses_overflow_disk = false;
+    pool.client.pool.config.uses_overflow_disk = false;
     assert_eq!(pool.write(0, 1), Ok(()));
     assert_eq!(pool.write(8, 2), Err(Failure::Declined));
 }

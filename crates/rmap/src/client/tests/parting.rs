@@ -48,10 +48,10 @@ fn parity_does_not_leave_for_a_copy_that_may_be_gone() {
             pool.begin_write(3, 200);
         } else {
             let space = pool.space.0;
-            let first = pool.client.spaces[space].layout.table_page(SlabNo(0), 0);
-            let ledger = pool.client.slab_of(first).unwrap();
-            pool.client.spaces[space].slabs[ledger].phase = Phase::Lost;
-            pool.client.mark_group(space, SlabNo(0));
+            let first = pool.client.pool.map.spaces[space].layout.table_page(SlabNo(0), 0);
+            let ledger = pool.client.pool.map.slab_of(first).unwrap();
+            pool.client.pool.map.spaces[space].slabs[ledger].phase = Phase::Lost;
+            pool.client.pool.map.mark_group(space, SlabNo(0));
             pool.client.settle(pool.now);
             while pool.step() {}
         }
@@ -61,7 +61,8 @@ fn parity_does_not_leave_for_a_copy_that_may_be_gone() {
         let written = if is_written { 200 } else { byte(3) };
         assert_eq!((with_parity(&pool), read(&mut pool, 3)), (0, Ok(written)));
         assert_right(&mut pool, &[3]);
-        let lost = pool.client.spaces[pool.space.0].slabs.iter().take(4).filter(|slab| slab.entry.lost).count();
+        let lost =
+            pool.client.pool.map.spaces[pool.space.0].slabs.iter().take(4).filter(|slab| slab.entry.lost).count();
         assert_eq!(lost, 0);
     }
 }
@@ -73,7 +74,7 @@ fn parity_does_not_leave_for_a_silent_server() {
     for comes_back in [true, false] {
         let mut pool = cold_without_room();
         pool.client.set_parity_after(None);
-        pool.client.config.grant_patience = PATIENCE;
+        pool.client.pool.config.grant_patience = PATIENCE;
         pool.deaf = pool.holders(SlabNo(1));
         pool.begin_write(3, 200);
         pool.pass(LONG);
@@ -98,7 +99,7 @@ const ONLY: u64 = 12;
 
 fn with_a_short_slab() -> Pool {
     let mut pool = Pool::new(7, 2, 32);
-    pool.client.config.scrub_pass = None;
+    pool.client.pool.config.scrub_pass = None;
     pool.client.set_parity_after(Some(AFTER));
     let written = (0..8).chain([ONLY]).chain(16..32);
     written.for_each(|page| assert_eq!(pool.write(page, byte(page)), Ok(())));
@@ -122,14 +123,14 @@ fn one_damaged_page_loses_no_slab() {
             pool.pass(LONG);
             pool.deaf.clear();
             pool.pass(Duration::from_secs(2));
-            assert!(pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].is_stuck);
+            assert!(pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].is_stuck);
         }
         kill(&mut pool, gone, 2);
         if !was_away {
             pool.pass(Duration::from_secs(2));
             assert!(
-                pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.lost
-                    && pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].is_stuck
+                pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.lost
+                    && pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].is_stuck
             );
         }
         for page in [9, 0] {
@@ -157,14 +158,14 @@ fn one_damaged_page_loses_no_slab() {
 #[test]
 fn what_a_server_dropped_is_put_together_again() {
     let mut pool = cold(6);
-    pool.client.config.scrub_pass = None;
+    pool.client.pool.config.scrub_pass = None;
     let node = pool.holders(SlabNo(0))[0];
     kill(&mut pool, node, 2);
     let target = loop {
         pool.now = pool.now + Duration::from_micros(100);
         pool.time_passes();
         pool.step();
-        if let Some(repair) = &pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].repair {
+        if let Some(repair) = &pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].repair {
             break repair.peer.0;
         }
     };

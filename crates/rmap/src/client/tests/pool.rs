@@ -133,8 +133,8 @@ impl Pool {
 
     /// Servers that have a slab, by the map.
     pub fn holders(&self, slab: SlabNo) -> Vec<usize> {
-        let slab = &self.client.spaces[self.space.0].slabs[slab];
-        self.client.peers_of(&slab.entry).iter().map(|peer| peer.0).collect()
+        let slab = &self.client.pool.map.spaces[self.space.0].slabs[slab];
+        self.client.pool.sessions.peers_of(&slab.entry).iter().map(|peer| peer.0).collect()
     }
 
     /// What everybody has to say now. `false` if that is nothing.
@@ -227,7 +227,7 @@ impl Pool {
             let any = self.step();
             // Copies wait for their share of the link, which time brings.
             self.now = self.now + Duration::from_micros(100);
-            if self.client.agenda.timed_due().is_some() {
+            if self.client.pool.map.timed_due().is_some() {
                 self.time_passes();
             } else if !any && self.client.redundancy.copies.is_idle() {
                 return;

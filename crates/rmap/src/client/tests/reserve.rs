@@ -105,11 +105,11 @@ fn a_server_that_does_not_let_an_owner_in_is_asked_again_after_a_while() {
     let space = pool.client.attach(&spec, Generation(1), &[]).unwrap();
     let now = pool.now;
     pool.client.on_timeout(now);
-    let fence = pool.client.exchanges.find(|e| e.role == Role::Fence).expect("it reserves");
-    pool.client.end_exchange(fence.id);
+    let fence = pool.client.pool.sessions.exchanges.find(|e| e.role == Role::Fence).expect("it reserves");
+    pool.client.pool.sessions.end_exchange(fence.id);
     pool.client.answered(now, &fence, Status::Full, Version::NEVER, &[]);
     pool.client.on_timeout(now);
-    assert!(pool.client.exchanges.find(|e| e.role == Role::Fence).is_none());
+    assert!(pool.client.pool.sessions.exchanges.find(|e| e.role == Role::Fence).is_none());
     assert_eq!(pool.client.reserved(space), Reserved { wanted: 2, kept: 0, is_settled: true });
     pool.pass(WHILE);
     assert_eq!(pool.client.reserved(space), Reserved { wanted: 2, kept: 2, is_settled: true });

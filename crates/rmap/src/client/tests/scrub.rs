@@ -9,7 +9,7 @@ const PASS: Duration = Duration::from_secs(10);
 
 fn pool(servers: usize, copies: usize) -> Pool {
     let mut pool = Pool::new(servers, copies, 4);
-    pool.client.config.scrub_pass = Some(PASS / 2);
+    pool.client.pool.config.scrub_pass = Some(PASS / 2);
     (0..12).for_each(|page| assert_eq!(pool.write(page, page as u8 + 1), Ok(())));
     pool
 }
@@ -35,8 +35,8 @@ fn every_copy_of_every_page_is_looked_at() {
 fn a_damaged_copy_is_made_anew_before_anybody_reads_it() {
     for lie in [ServerFault::FlipsBits, ServerFault::LosesWrites] {
         let mut pool = pool(3, 2);
-        let entry = &pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry;
-        let damaged = pool.client.peers_of(entry).iter().next().unwrap().0;
+        let entry = &pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry;
+        let damaged = pool.client.pool.sessions.peers_of(entry).iter().next().unwrap().0;
         pool.servers[damaged].inject(Some(lie));
         // What it loses is a new version of a page that it has.
         assert_eq!(pool.write(0, 99), Ok(()));

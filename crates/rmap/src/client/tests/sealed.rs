@@ -13,8 +13,8 @@ const LONG: Duration = Duration::from_secs(30);
 fn sealed() -> (Pool, Vec<usize>) {
     let mut pool = Pool::new(3, 2, 4);
     (0..8).for_each(|page| assert_eq!(pool.write(page, page as u8 + 1), Ok(())));
-    let entry = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone();
-    let holders = pool.client.peers_of(&entry).iter().map(|peer| peer.0).collect();
+    let entry = pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].entry.clone();
+    let holders = pool.client.pool.sessions.peers_of(&entry).iter().map(|peer| peer.0).collect();
     pool.today = Today { generation: Generation(2), sealed: true, map: vec![(SlabNo(0), entry)] };
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.space = pool.client.attach_reader(&spec, &pool.today).unwrap();
@@ -129,7 +129,7 @@ fn a_copy_that_is_being_made_is_not_a_bad_one() {
 fn with_made_up_trim(page: u64, which: usize) -> (Pool, usize, usize) {
     let (mut pool, holders) = sealed();
     let (liar, honest) = (holders[which], holders[1 - which]);
-    let written = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].version(page as usize);
+    let written = pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].version(page as usize);
     let made_up = Version::from_bits(written.bits() | 1);
     pool.servers[liar].make_up_trim(SpaceId(1), PageNo(page), Generation(1), made_up);
     (pool, liar, honest)
@@ -145,12 +145,12 @@ fn a_made_up_trim_is_an_error_and_never_zeros() {
             (1..8).for_each(|page| assert_eq!(pool.read(page), Ok(page as u8 + 1), "page {page}"));
         }
         assert!(!pool.client.page_run(pool.space, PageNo(0), 1).hole);
-        let slab = &pool.client.spaces[pool.space.0].slabs[SlabNo(0)];
+        let slab = &pool.client.pool.map.spaces[pool.space.0].slabs[SlabNo(0)];
         assert!(slab.failed.is_empty() && slab.behind.is_empty(), "the other copy is no worse for it");
         // The map changes, and all are asked again.
         pool.today.map[0].1.revision += 1;
         let space = pool.space.0;
-        pool.client.begin_watch(space);
+        pool.client.pool.begin_watch(space);
         pool.pass(Duration::from_secs(1));
         assert_eq!(pool.read(0), Err(Failure::Corrupt));
         pool.pass(LONG);
@@ -173,7 +173,7 @@ fn a_keeper_copies_no_made_up_trim() {
             both.sort_unstable();
             both
         });
-        let generation = pool.client.spaces[pool.space.0].generation;
+        let generation = pool.client.pool.map.spaces[pool.space.0].generation;
         assert!(pool.servers[honest].version_of(SpaceId(1), PageNo(0), generation).has_content());
         pool.client.forget_content(pool.now, ServerId(liar as u32));
         pool.pass(Duration::from_secs(1));
@@ -186,13 +186,13 @@ fn a_keeper_copies_no_made_up_trim() {
 #[test]
 fn who_lists_less_is_behind_and_not_given_up() {
     let (mut pool, holders) = sealed();
-    let written = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].version(3);
+    let written = pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].version(3);
     let made_up = Version::from_bits(written.bits() + 2);
     let late = pool.servers[holders[0]].write_late(SpaceId(1), PageNo(3), Generation(1), made_up);
     assert_eq!(late, Status::Ok);
     assert_eq!(pool.read(3), Err(Failure::Corrupt), "it has no seal");
     assert_eq!(pool.read(2), Ok(3));
-    let slab = &pool.client.spaces[pool.space.0].slabs[SlabNo(0)];
+    let slab = &pool.client.pool.map.spaces[pool.space.0].slabs[SlabNo(0)];
     assert!(slab.behind.has(PeerIndex(holders[1])) && !slab.failed.has(PeerIndex(holders[1])));
     // Who keeps the space opens what it copies, and so finds out.
     pool.pass(LONG);
@@ -208,9 +208,9 @@ fn pass_with_lies(pool: &mut Pool, time: Duration, lies: impl Fn(&Exchange) -> b
         pool.now = pool.now + Duration::from_millis(1);
         pool.time_passes();
         loop {
-            while let Some(exchange) = pool.client.exchanges.find(&lies) {
+            while let Some(exchange) = pool.client.pool.sessions.exchanges.find(&lies) {
                 count += 1;
-                pool.client.end_exchange(exchange.id);
+                pool.client.pool.sessions.end_exchange(exchange.id);
                 let now = pool.now;
                 pool.client.answered(now, &exchange, Status::StaleGeneration, Version::NEVER, &[]);
                 pool.client.settle(now);
@@ -256,10 +256,10 @@ fn who_says_that_a_generation_is_old_is_asked_no_more_for_a_while() {
                 }
                 assert_eq!(got, 8, "{kind}, round {round}");
             }
-            assert!(pool.client.spaces[space].slabs[SlabNo(0)].failed.is_empty());
+            assert!(pool.client.pool.map.spaces[space].slabs[SlabNo(0)].failed.is_empty());
             assert_eq!((pool.keeps, pool.client.tenure(pool.space)), (0, Tenure::Reader));
             pool.pass(Duration::from_secs(10));
-            assert!(pool.client.spaces[space].refusing.is_empty(), "it is asked again");
+            assert!(pool.client.pool.map.spaces[space].refusing.is_empty(), "it is asked again");
             assert_right(&mut pool);
         }
     }
@@ -280,7 +280,7 @@ fn a_read_that_all_refuse_ends() {
         assert!(count <= 60, "asked {count} times");
         let event = pool.client.poll_event(&mut [0; PAGE_SIZE]);
         assert_eq!(event, Some(Event::Read { token: 2, result: Err(Failure::Corrupt) }));
-        assert!(pool.client.spaces[space].slabs[SlabNo(0)].failed.is_empty(), "they may have it");
+        assert!(pool.client.pool.map.spaces[space].slabs[SlabNo(0)].failed.is_empty(), "they may have it");
         pool.pass(Duration::from_secs(10));
         assert_right(&mut pool);
     }
@@ -294,8 +294,8 @@ fn an_answer_from_before_a_refusal_says_nothing_of_it() {
     let space = pool.space.0;
     (0..2).for_each(|page| pool.client.read(pool.now, pool.space, PageNo(page), Class::Demand, page).unwrap());
     let asked: Vec<Exchange> = std::iter::from_fn(|| {
-        let exchange = pool.client.exchanges.find(|e| matches!(e.role, Role::Read { .. }))?;
-        pool.client.end_exchange(exchange.id);
+        let exchange = pool.client.pool.sessions.exchanges.find(|e| matches!(e.role, Role::Read { .. }))?;
+        pool.client.pool.sessions.end_exchange(exchange.id);
         Some(exchange)
     })
     .collect();
@@ -313,13 +313,16 @@ fn an_answer_from_before_a_refusal_says_nothing_of_it() {
     refused(&mut pool, &asked[1]);
     pool.today.generation.0 += 1;
     pool.client.on_control(pool.now, id, early);
-    assert!(pool.client.spaces[space].refusing.is_empty());
+    assert!(pool.client.pool.map.spaces[space].refusing.is_empty());
     pool.pass(Duration::from_secs(1));
-    assert_eq!(pool.client.spaces[space].generation, pool.today.generation);
+    assert_eq!(pool.client.pool.map.spaces[space].generation, pool.today.generation);
     for _ in 0..2 {
         let event = pool.client.poll_event(&mut [0; PAGE_SIZE]);
         assert!(matches!(event, Some(Event::Read { result: Ok(()), .. })), "{event:?}");
     }
-    assert_eq!(pool.client.peers_of(&pool.client.spaces[space].slabs[SlabNo(0)].entry).len(), holders.len());
+    assert_eq!(
+        pool.client.pool.sessions.peers_of(&pool.client.pool.map.spaces[space].slabs[SlabNo(0)].entry).len(),
+        holders.len()
+    );
     assert_right(&mut pool);
 }

@@ -21,7 +21,7 @@ fn what_waits_for_a_silent_server_takes_no_turn() {
         }
         kill(&mut pool, 0, 2);
         // It is noticed, and copies begin.
-        while pool.client.spaces[SpaceIndex(0)].slabs.iter().all(|slab| slab.repair.is_none()) {
+        while pool.client.pool.map.spaces[SpaceIndex(0)].slabs.iter().all(|slab| slab.repair.is_none()) {
             pool.now = pool.now + Duration::from_millis(1);
             pool.time_passes();
             pool.step();

@@ -14,7 +14,7 @@ const HELLO: Duration = Duration::from_secs(3);
 
 fn pool(servers: usize, copies: usize) -> Pool {
     let mut pool = Pool::of(servers, copies, 64, 512, None);
-    pool.client.config.error_after = Some(PATIENCE);
+    pool.client.pool.config.error_after = Some(PATIENCE);
     pool
 }
 
@@ -31,11 +31,11 @@ fn unanswered(token: Token) -> Event {
 }
 
 fn entries(pool: &Pool) -> Vec<MapEntry> {
-    pool.client.spaces[pool.space.0].slabs.iter().map(|slab| slab.entry.clone()).collect()
+    pool.client.pool.map.spaces[pool.space.0].slabs.iter().map(|slab| slab.entry.clone()).collect()
 }
 
 fn assert_idle(pool: &Pool) {
-    assert!(pool.client.is_idle() && pool.client.ops.has_no_writer());
+    assert!(pool.client.is_idle() && pool.client.pages.ops.has_no_writer());
 }
 
 /// The client's own network is away, as it seems: all servers are silent.
@@ -171,7 +171,7 @@ fn a_write_that_failed_ends_with_its_slab() {
 #[test]
 fn a_write_that_failed_is_not_sent_to_who_has_lost_it() {
     let mut pool = Pool::new(1, 1, 4);
-    pool.client.config.error_after = Some(PATIENCE);
+    pool.client.pool.config.error_after = Some(PATIENCE);
     assert_eq!(pool.write(0, 1), Ok(()));
     pool.deaf = all(&pool);
     pool.begin_write(0, 2);
@@ -200,7 +200,11 @@ fn writes_that_failed_take_nobodys_slot() {
     let mut pool = pool(2, 1);
     (0..512).for_each(|page| assert_eq!(pool.write(page, 1), Ok(())));
     let at = |pool: &Pool, page: u64, node| {
-        pool.client.peers_of(&pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(page as u32 / 8)].entry).has(node)
+        pool.client
+            .pool
+            .sessions
+            .peers_of(&pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(page as u32 / 8)].entry)
+            .has(node)
     };
     let (silent, other): (Vec<u64>, Vec<u64>) = (0..512).partition(|page| at(&pool, *page, PeerIndex(0)));
     let most = OPS_MAX - READS_RESERVED;
@@ -262,7 +266,7 @@ fn all_reads_that_wait_fail() {
 #[test]
 fn what_is_taken_over_of_silent_servers_is_not_lost() {
     let mut pool = cold(5);
-    pool.client.config.error_after = Some(PATIENCE);
+    pool.client.pool.config.error_after = Some(PATIENCE);
     pool.deaf = all(&pool);
     hand_over(&mut pool, false);
     pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 2).unwrap();
@@ -282,7 +286,7 @@ fn what_is_taken_over_of_silent_servers_is_not_lost() {
 #[test]
 fn two_silent_servers_of_a_group() {
     let mut pool = cold(5);
-    pool.client.config.error_after = Some(PATIENCE);
+    pool.client.pool.config.error_after = Some(PATIENCE);
     let holders = holders(&pool);
     pool.deaf = vec![holders[0], holders[1]];
     pool.client.read(pool.now, pool.space, PageNo(0), Class::Demand, 2).unwrap();
@@ -309,7 +313,7 @@ fn two_silent_servers_of_a_group() {
 #[test]
 fn one_silent_server_of_a_group() {
     let mut pool = cold(5);
-    pool.client.config.error_after = Some(PATIENCE);
+    pool.client.pool.config.error_after = Some(PATIENCE);
     let deaf = holders(&pool)[0];
     pool.deaf = vec![deaf];
     pool.pass(FOR_GOOD);
@@ -325,7 +329,7 @@ fn one_silent_server_of_a_group() {
 #[test]
 fn a_silent_copy_beside_a_bad_one() {
     let mut pool = Pool::new(2, 2, 4);
-    pool.client.config.error_after = Some(PATIENCE);
+    pool.client.pool.config.error_after = Some(PATIENCE);
     assert_eq!(pool.write(0, 1), Ok(()));
     // Nobody has changed the map when the next owner reads it.
     (pool.no_control, pool.deaf) = (true, vec![1]);
@@ -353,7 +357,7 @@ fn a_copy_that_was_never_heard_holds_up_no_group() {
         pool.time_passes();
         pool.step();
     }
-    let copies = pool.client.peers_of(&pool.client.spaces[pool.space.0].slabs[SlabNo(0)].entry);
+    let copies = pool.client.pool.sessions.peers_of(&pool.client.pool.map.spaces[pool.space.0].slabs[SlabNo(0)].entry);
     assert_eq!(copies.len(), 2);
     pool.deaf = copies.iter().skip(1).map(|peer| peer.0).collect();
     hand_over(&mut pool, true);

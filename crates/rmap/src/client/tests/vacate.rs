@@ -61,7 +61,7 @@ fn a_slab_that_is_written_again_stays() {
     assert_eq!(pool.write(0, 3), Ok(()));
     pool.pass(WHILE);
     assert_eq!((pool.read(0), lent(&pool), given_back(&pool)), (Ok(3), 1, 1));
-    pool.client.config.give_back_after = None;
+    pool.client.pool.config.give_back_after = None;
     pool.trim(0);
     pool.pass(WHILE);
     assert_eq!(lent(&pool), 1, "only when it is asked to");
@@ -75,8 +75,10 @@ fn a_new_owner_counts_what_there_is() {
         assert_eq!(pool.write(slab * SLAB, 1), Ok(()));
     }
     (1..8).for_each(|slab| pool.trim(slab * SLAB));
-    let map: Vec<(SlabNo, MapEntry)> =
-        (0..).map(SlabNo).zip(pool.client.spaces[SpaceIndex(0)].slabs.iter().map(|slab| slab.entry.clone())).collect();
+    let map: Vec<(SlabNo, MapEntry)> = (0..)
+        .map(SlabNo)
+        .zip(pool.client.pool.map.spaces[SpaceIndex(0)].slabs.iter().map(|slab| slab.entry.clone()))
+        .collect();
     pool.client.space_taken(SpaceIndex(0));
     let spec = SpaceSpec { id: SpaceId(1), pages: 64, copies: 2, reserve: 0, key: [2; KEY_SIZE] };
     pool.space = pool.client.attach(&spec, Generation(2), &map).unwrap();
@@ -96,10 +98,10 @@ fn what_is_reserved_stays_reserved() {
     pool.space = pool.client.attach(&spec, Generation(1), &[]).unwrap();
     pool.pass(Duration::from_millis(100));
     assert_eq!([pool.write(0, 1), pool.write(SLAB, 1)], [Ok(()); 2]);
-    assert_eq!(pool.client.room_kept(pool.space.0, PeerIndex(0)), 0);
+    assert_eq!(pool.client.redundancy.room_kept(&pool.client.pool, pool.space.0, PeerIndex(0)), 0);
     [0, SLAB].into_iter().for_each(|page| pool.trim(page));
     pool.pass(WHILE);
-    assert_eq!((lent(&pool), pool.client.room_kept(pool.space.0, PeerIndex(0))), (0, 2));
+    assert_eq!((lent(&pool), pool.client.redundancy.room_kept(&pool.client.pool, pool.space.0, PeerIndex(0))), (0, 2));
     let kept = std::mem::replace(&mut pool.space, other);
     let took: Vec<bool> = (0..3).map(|slab| pool.write(slab * SLAB, 1).is_ok()).collect();
     assert_eq!(took, [true, false, false]);
@@ -153,14 +155,14 @@ fn a_server_that_is_away_is_waited_for() {
 fn servers_are_told_where_a_life_begins() {
     let mut pool = Pool::new(1, 1, 4);
     assert_eq!(pool.write(0, 1), Ok(()));
-    assert_eq!(pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].epoch, Version::NEVER);
-    let late = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].versions[0];
+    assert_eq!(pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].epoch, Version::NEVER);
+    let late = pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].versions[0];
     assert!(pool.client.discard_slab(pool.now, pool.space, SlabNo(0)));
-    let epoch = pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)].epoch;
+    let epoch = pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)].epoch;
     pool.client.write(pool.now, pool.space, PageNo(1), Class::Eviction, &[2; PAGE_SIZE], 1).unwrap();
     pool.run();
     pool.expect_written(1);
-    let state = &pool.client.spaces[SpaceIndex(0)].slabs[SlabNo(0)];
+    let state = &pool.client.pool.map.spaces[SpaceIndex(0)].slabs[SlabNo(0)];
     assert!(late < epoch && epoch < state.versions[1] && state.versions[1] < state.entry.replicas[0].grant);
     assert_eq!(state.versions[0], Version::NEVER);
     assert_eq!(pool.servers[0].write_late(SpaceId(1), PageNo(0), Generation(1), late), Status::UnknownSlab);

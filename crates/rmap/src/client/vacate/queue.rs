@@ -35,8 +35,8 @@ impl Vacating {
     /// The next slab that is to be looked at by now: it leaves the line. None while the control plane seems to be away.
     pub fn poll(&mut self, now: Time, context: &Context<'_>) -> Option<(SpaceIndex, SlabNo)> {
         self.due().filter(|due| *due <= now)?;
-        let is_silent = context.questions.silent_for(now).is_some_and(|silent| silent >= MAP_SILENT);
-        if is_silent || context.questions.len() >= LEAVING_MAX {
+        let is_silent = context.pool.map.questions.silent_for(now).is_some_and(|silent| silent >= MAP_SILENT);
+        if is_silent || context.pool.map.questions.len() >= LEAVING_MAX {
             self.not_before = now + LOOK_AGAIN;
             return None;
         }
