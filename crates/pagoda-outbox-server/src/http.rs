@@ -1,4 +1,4 @@
-//! The transmitter: HTTP/1.1 for those who have the VM's token.
+//! HTTP/1.1 for those who have the VM's token.
 //!
 //! `GET /NAME/PATH` sends a file, also while the guest writes it: then its length is not known, and the reply is in chunks
 //! that end with the file. If the writer disappears, the reply is cut short so that the client sees it. A finished file has a
@@ -31,29 +31,35 @@ use self::connection::Connections;
 pub use self::folios::Folios;
 pub use self::pacing::{Pacer, Rate};
 pub use self::site::Site;
-use self::site::not_found;
+use self::site::{not_found, unanswered};
 use self::stream::{Bounded, Peer};
 
 /// Path of the figures.
 const STATUS: &str = "/status";
-/// How often it is looked whether files are too old, and whether the kernel may give out large folios.
+/// How often it is looked whether the kernel may give out large folios.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What serves. Made while the process may still make sockets: tokio wants a pair of them.
-pub fn runtime() -> Result<Runtime> {
+/// What serves, with the socket that clients connect to. Made while the process may still make sockets: tokio wants a pair of them.
+pub fn runtime(listener: &TcpListener) -> Result<Runtime> {
+    listener.set_nonblocking(true).context("prepare the listening socket")?;
     tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().context("start tokio")
 }
 
-/// Serves until the process ends.
-pub fn serve(runtime: &Runtime, site: Arc<Site>, listener: TcpListener) -> Result<()> {
+/// Serves until the process that has the files is gone. `vmm_gone` is called when QEMU is.
+pub fn serve(runtime: &Runtime, site: Arc<Site>, listener: TcpListener, vmm_gone: impl Fn()) -> Result<()> {
+    // The setting may have changed since another process looked.
+    site.folios.look();
     runtime.block_on(async {
-        listener.set_nonblocking(true).context("prepare the listening socket")?;
         let listener = tokio::net::TcpListener::from_std(listener).context("take over the listening socket")?;
-        let connections = Connections::new(Arc::clone(&site.outbox), site.client_rate);
+        let connections = Connections::new(Arc::clone(&site.files), site.client_rate);
         tokio::spawn(connections.clone().watch());
         tokio::spawn(look(Arc::clone(&site)));
+        let files = Arc::clone(&site.files);
         let router = Router::new().fallback(answer).with_state(site).into_make_service_with_connect_info::<Peer>();
-        axum::serve(Bounded::new(listener, connections), router).await.context("serve clients")
+        tokio::select! {
+            served = axum::serve(Bounded::new(listener, connections), router) => served.context("serve clients"),
+            heard = files.listen(vmm_gone) => heard.context("hear the process that serves"),
+        }
     })
 }
 
@@ -61,7 +67,6 @@ async fn look(site: Arc<Site>) {
     loop {
         tokio::time::sleep(LOOK_INTERVAL).await;
         site.folios.look();
-        site.outbox.expire();
     }
 }
 
@@ -87,7 +92,7 @@ async fn answer(State(site): State<Arc<Site>>, ConnectInfo(peer): ConnectInfo<Pe
     }
     let path = request.uri().path();
     if path == STATUS {
-        return index::status(&site.outbox);
+        return index::status(&site.files);
     }
     let mut segments = path.split('/').skip(1).map(|segment| percent_decode_str(segment).collect::<Vec<u8>>());
     if segments.next().as_deref() != Some(site.name.as_bytes()) {
@@ -98,15 +103,12 @@ async fn answer(State(site): State<Arc<Site>>, ConnectInfo(peer): ConnectInfo<Pe
     if names.last().is_some_and(Vec::is_empty) {
         names.pop();
     }
-    let found = {
-        let space = site.outbox.space();
-        space.resolve(names.iter().map(Vec::as_slice)).and_then(|ino| space.attributes(ino))
-    };
-    match found {
-        Err(_) => not_found(),
-        Ok(found) if found.kind == pagoda_outbox::Kind::Directory => {
+    match site.files.find(names.iter().map(Vec::as_slice)) {
+        Err(_) => unanswered(),
+        Ok(None) => not_found(),
+        Ok(Some(found)) if found.kind == pagoda_outbox::Kind::Directory => {
             index::listing(&site, &names, found.ino, request.headers())
         }
-        Ok(found) => reply::file(&site, &peer.0, &request, &found),
+        Ok(Some(found)) => reply::file(&site, &peer.0, &request, &found),
     }
 }

@@ -3,51 +3,53 @@
 //!
 //! ```text
 //! QEMU -- vhost-user --> keeper -- the same --> the process that serves (`worker`)
-//!                          ^---- memory of each new file ----'
+//!                          | ^-- memory of each new file --' |
+//!                          |                             files (`link`)
+//!                          '------- starts ------> the transmitter
 //! ```
 //!
 //! It looks at no guest's memory, no request of a guest and no client's. It keeps: what QEMU has said (QEMU says it once, for
 //! its device for virtiofs cannot begin again), the memory of files, of the journal and of the table of requests, and the
 //! sockets. It has one thread, for it starts processes by a plain fork: in its empty root there is no program to start.
 //!
-//! When a worker is killed, the guest's requests wait until the next one has taken over, a few milliseconds later. If the keeper
-//! is killed, the worker goes with it, and so do all files: then QEMU's connection is closed for good.
+//! When a worker is killed, the guest's requests wait until the next one has taken over, a few milliseconds later; the transmitter
+//! ends before that begins ([`sender`]). If the keeper is killed, both go with it, and so do all files: then QEMU's connection is closed
+//! for good.
 //!
 //! When QEMU stops a ring, the guest's memory that it was made of, and that its requests name, may be anything else from then on: see
 //! [`stop`].
 
+mod backoff;
+mod kept;
 pub mod line;
 mod message;
+mod sender;
 mod session;
 mod stop;
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::Read;
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use pagoda_outbox::Ino;
-use pagoda_outbox::limits::NODES_MAX;
-use pagoda_sys::process::{Child, fork};
+use pagoda_sys::process::fork;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
 
-use self::line::{Line, Told};
+use self::backoff::Backoff;
+use self::kept::{Kept, Worker};
+use self::line::Line;
 use self::message::{Message, kind, receive, send};
+use self::sender::Sender;
 use self::session::{Session, begun, ring_of};
 use crate::inflight::{RINGS, TABLE_BYTES, Table};
 use crate::left::Left;
+use crate::link::{Ends, pair};
 
-/// Memories that a worker may have kept: those of files, and of some that went a moment ago.
-const KEPT_MAX: usize = NODES_MAX + 1024;
-/// A worker that has served for so long is followed at once. The pause after one that has not doubles each time.
-const HEALTHY: Duration = Duration::from_secs(10);
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// So many workers may end over the same message of QEMU.
 const TRIES_MAX: u32 = 3;
 
@@ -62,6 +64,14 @@ pub struct Start {
     pub vmm_gone: Duration,
 }
 
+/// What the keeper's children do, each in its own process.
+pub trait Roles {
+    /// Serves. Gives the exit status.
+    fn work(&mut self, start: Start) -> i32;
+    /// Speaks to clients, until its process ends.
+    fn transmit(&mut self, ends: Ends) -> i32;
+}
+
 /// What was opened before the host was left.
 #[derive(Debug)]
 pub struct Host {
@@ -69,28 +79,6 @@ pub struct Host {
     pub random: File,
     /// Takes what nobody is to hear.
     pub quiet: File,
-}
-
-/// What outlives workers.
-#[derive(Debug)]
-struct Kept {
-    memory: HashMap<Ino, OwnedFd>,
-    journal: [File; 2],
-    table_file: File,
-    table: Table,
-}
-
-#[derive(Debug)]
-struct Worker {
-    child: Child,
-    line: Line,
-    /// `None`: QEMU has gone, and it knows.
-    vhost: Option<UnixStream>,
-    began: Instant,
-    /// Rings that are woken when it has answered a question of ours, each: by then it has heard what was said before.
-    woken: VecDeque<usize>,
-    /// The keeper has ended it, over no request.
-    is_stopped: bool,
 }
 
 /// QEMU's side.
@@ -116,38 +104,36 @@ fn memory(name: &str) -> Result<File> {
     Ok(File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).context("make memory")?))
 }
 
-/// Has workers serve, one after another, until one has nothing left to do. `work` is what a worker does in its own process; it
-/// gives its exit status.
+/// Has workers serve, one after another, until one has nothing left to do.
 ///
 /// # Errors
 /// No worker can be started.
-pub fn keep(vmm: UnixListener, host: &Host, work: impl Fn(Start) -> i32) -> Result<()> {
+pub fn keep(vmm: UnixListener, host: &Host, roles: &mut impl Roles) -> Result<()> {
     let (socket, _) = vmm.accept().context("accept the VMM")?;
     drop(vmm);
     let table_file = memory("pagoda-requests")?;
     table_file.set_len(TABLE_BYTES).context("make the table of requests")?;
-    let table = Table::map(table_file.try_clone()?).context("map the table of requests")?;
+    let table = Some(Table::map(table_file.try_clone()?).context("map the table of requests")?);
     let journal = [memory("pagoda-journal")?, memory("pagoda-journal")?];
     let mut keeper = Keeper {
         host,
         vmm: Some(Vmm { socket, session: Session::default(), asked: None }),
         vmm_gone: None,
         kept: Kept { memory: HashMap::new(), journal, table_file, table },
+        sender: Sender::default(),
     };
-    let mut pause = Duration::ZERO;
+    let mut backoff = Backoff::default();
     loop {
-        let mut worker = keeper.start(&work).context("start the process that serves")?;
-        match keeper.serve(&mut worker)? {
+        let mut worker = keeper.start(roles).context("start the process that serves")?;
+        let ended = keeper.serve(&mut worker, roles)?;
+        keeper.sender.end().context("end the transmitter")?;
+        match ended {
             Ended::Done => return Ok(()),
             Ended::Stopped => continue,
             Ended::Killed => {}
         }
         eprintln!("pagoda-outbox: the process that serves has ended and is started again");
-        pause = match worker.began.elapsed() {
-            served if served >= HEALTHY => Duration::ZERO,
-            _ => (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX),
-        };
-        std::thread::sleep(pause);
+        std::thread::sleep(backoff.after(worker.began.elapsed()));
     }
 }
 
@@ -159,10 +145,11 @@ struct Keeper<'a> {
     /// When it has.
     vmm_gone: Option<Instant>,
     kept: Kept,
+    sender: Sender,
 }
 
 impl Keeper<'_> {
-    fn start(&mut self, work: &impl Fn(Start) -> i32) -> Result<Worker> {
+    fn start(&mut self, roles: &mut impl Roles) -> Result<Worker> {
         let (theirs, line) = Line::pair()?;
         let (listener, vhost) = match &self.vmm {
             Some(_) => {
@@ -178,12 +165,37 @@ impl Keeper<'_> {
         // What is not needed is closed, or nobody would see its other end go.
         drop((line, vhost, self.vmm.take()));
         let vmm_gone = self.vmm_gone.map_or(Duration::ZERO, |since| since.elapsed());
-        let status = self.kept.leave(theirs).map(|(left, table)| work(Start { left, table, vmm: listener, vmm_gone }));
+        let status =
+            self.kept.leave(theirs).map(|(left, table)| roles.work(Start { left, table, vmm: listener, vmm_gone }));
         std::process::exit(status.unwrap_or(1))
     }
 
+    /// Starts a transmitter for this worker.
+    fn start_transmitter(&mut self, worker: &Worker, roles: &mut impl Roles) {
+        let forked = pair().and_then(|(theirs, ours)| Ok((fork()?, theirs, ours)));
+        match forked {
+            Ok((None, theirs, _)) => {
+                // It closes all that it was not given; a mapping would stay.
+                self.kept.table = None;
+                std::process::exit(roles.transmit(theirs))
+            }
+            Ok((Some(child), _, ours)) => {
+                self.sender.note_started(child);
+                if worker.line.hand_over(&ours).is_err() {
+                    // It has ended, or does not do what it should.
+                    worker.child.kill();
+                }
+            }
+            Err(error) => {
+                eprintln!("pagoda-outbox: start the transmitter: {error}");
+                self.sender.put_off();
+            }
+        }
+    }
+
     /// Passes on what is said, until the worker has ended.
-    fn serve(&mut self, worker: &mut Worker) -> Result<Ended> {
+    fn serve(&mut self, worker: &mut Worker, roles: &mut impl Roles) -> Result<Ended> {
+        self.sender.want();
         match self.tell(worker) {
             Ok(true) => {}
             Ok(false) => worker.child.kill(),
@@ -195,9 +207,16 @@ impl Keeper<'_> {
             }
         }
         loop {
+            if self.sender.is_due() {
+                self.start_transmitter(worker, roles);
+            }
             let ready = self.wait(worker)?;
             if ready.ended {
                 return self.end(worker);
+            }
+            if ready.sender {
+                eprintln!("pagoda-outbox: the transmitter has ended and is started again");
+                self.sender.note_ended().context("hear how the transmitter has ended")?;
             }
             if ready.line && !self.kept.hear(worker)? {
                 // It is about to end, or has to: its files' memory would not be kept.
@@ -217,7 +236,10 @@ impl Keeper<'_> {
         let mut polled = vec![PollFd::new(&ends, PollFlags::IN), PollFd::new(&worker.line, PollFlags::IN)];
         polled.extend(worker.vhost.as_ref().map(|vhost| PollFd::new(vhost, PollFlags::IN)));
         polled.extend(self.vmm.as_ref().map(|vmm| PollFd::new(&vmm.socket, PollFlags::IN)));
-        rustix::io::retry_on_intr(|| poll(&mut polled, None)).context("wait")?;
+        let sender = self.sender.pidfd();
+        polled.extend(sender.as_ref().map(|ends| PollFd::new(ends, PollFlags::IN)));
+        let patience = self.sender.patience();
+        rustix::io::retry_on_intr(|| poll(&mut polled, patience.as_ref())).context("wait")?;
         // In the order in which they were put there.
         let mut ready = polled.iter().map(|fd| !fd.revents().is_empty());
         let mut next = || ready.next().unwrap_or(false);
@@ -226,6 +248,7 @@ impl Keeper<'_> {
             line: next(),
             worker: worker.vhost.is_some() && next(),
             vmm: self.vmm.is_some() && next(),
+            sender: sender.is_some() && next(),
         })
     }
 
@@ -235,7 +258,7 @@ impl Keeper<'_> {
     /// Several workers have ended over what QEMU says now.
     fn tell(&mut self, worker: &Worker) -> Result<bool> {
         let (Some(vhost), Some(vmm)) = (&worker.vhost, &mut self.vmm) else { return Ok(true) };
-        let told = vmm.session.told(|ring| self.kept.table.next_index(ring)).context("keep QEMU's descriptors")?;
+        let told = vmm.session.told(|ring| self.kept.table().next_index(ring)).context("keep QEMU's descriptors")?;
         for message in told {
             let has_answer = message.has_answer();
             if send(vhost, &message).is_err() || has_answer && !self.kept.wait_answer(worker, vhost)? {
@@ -308,7 +331,7 @@ impl Keeper<'_> {
         if message.kind == kind::SET_VRING_BASE
             && let Some(ring) = ring_of(&message)
         {
-            self.kept.table.begin(ring, message.word(4) as u16);
+            self.kept.table().begin(ring, message.word(4) as u16);
         }
         // If the worker is gone, the next one hears it.
         let _ = worker.vhost.as_ref().map(|vhost| send(vhost, &message));
@@ -336,7 +359,7 @@ impl Keeper<'_> {
         {}
         let is_done = worker.child.wait().context("hear how the process that serves has ended")?;
         if worker.is_stopped {
-            self.kept.table.forgive();
+            self.kept.table().forgive();
             return Ok(Ended::Stopped);
         }
         Ok(if is_done && self.vmm.is_none() { Ended::Done } else { Ended::Killed })
@@ -349,47 +372,7 @@ struct Ready {
     line: bool,
     worker: bool,
     vmm: bool,
-}
-
-impl Kept {
-    /// For a worker, in its own process.
-    fn leave(&mut self, line: Line) -> io::Result<(Left, Table)> {
-        let memory = self.memory.drain().map(|(ino, memory)| (ino, File::from(memory))).collect();
-        let [first, second] = &self.journal;
-        let journal = [first.try_clone()?, second.try_clone()?];
-        Ok((Left { journal, memory, line }, Table::map(self.table_file.try_clone()?)?))
-    }
-
-    /// Takes in what the worker has said of files' memory. Whether there may be more.
-    fn hear(&mut self, worker: &Worker) -> Result<bool> {
-        match worker.line.hear().context("hear the process that serves")? {
-            Told::Keep(ino, memory) => {
-                if self.memory.len() >= KEPT_MAX {
-                    // None of ours asks for so much.
-                    worker.child.kill();
-                }
-                self.memory.insert(ino, memory);
-            }
-            Told::Forget(ino) => drop(self.memory.remove(&ino)),
-            Told::Ended => return Ok(false),
-        }
-        Ok(true)
-    }
-
-    /// Until an answer that QEMU has had already was given again. Meanwhile files' memory is heard of. Whether it came.
-    fn wait_answer(&mut self, worker: &Worker, vhost: &UnixStream) -> Result<bool> {
-        loop {
-            let mut polled = [PollFd::new(vhost, PollFlags::IN), PollFd::new(&worker.line, PollFlags::IN)];
-            rustix::io::retry_on_intr(|| poll(&mut polled, None)).context("wait for the process that serves")?;
-            let [answered, told] = polled.map(|fd| !fd.revents().is_empty());
-            if told && !self.hear(worker)? {
-                return Ok(false);
-            }
-            if answered {
-                return Ok(matches!(receive(vhost), Ok(Some(_))));
-            }
-        }
-    }
+    sender: bool,
 }
 
 /// A connection that nobody else can have: its name is random, and it is used up at once.

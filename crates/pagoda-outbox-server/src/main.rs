@@ -2,15 +2,17 @@
 //!
 //! ```text
 //! pagoda run -- listening socket as standard input --> keeper <-- vhost-user -- QEMU
-//!                                                        | starts one after another
-//!                                                      worker: Space + a memfd for each file
-//! clients -------------------- HTTP -------------------> +
-//! pagodad ------ figures, another size: `control` -----> +
+//!                                                        | starts one after another of each
+//!                                                        +-- worker: Space + a memfd for each file
+//! pagodad ------ figures, another size: `control` -------|----> +
+//!                                                        |      | `link`: questions, descriptors
+//! clients -------------------- HTTP ---------------------+-- transmitter
 //! ```
 //!
 //! It binds its sockets, says so in one line of JSON on standard output, and gives up everything that it does not need
 //! ([`sandbox`]). Then it is the [`keeper`], which looks at nothing that a guest or a client says, and starts the [`worker`], which
-//! does. When QEMU has gone they stay until what was published has been delivered, for at most `--linger`.
+//! serves the guest, and the [`transmitter`], which serves clients and has none of the guest's memory. When QEMU has gone they stay
+//! until what was published has been delivered, for at most `--linger`.
 
 mod backend;
 mod chain;
@@ -24,12 +26,14 @@ mod jobs;
 mod journal;
 mod keeper;
 mod left;
+mod link;
 mod locked;
 mod outbox;
 mod sandbox;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod transmitter;
 mod worker;
 
 use std::fs::File;
@@ -39,7 +43,6 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -47,7 +50,10 @@ use clap::Parser;
 use serde_json::json;
 
 use crate::http::Folios;
+use crate::keeper::{Roles, Start};
+use crate::link::Ends;
 use crate::sandbox::Namespaces;
+use crate::transmitter::Transmitter;
 use crate::worker::Work;
 
 /// The variable with the token that clients have to know. Not an option: those are seen by everyone.
@@ -122,7 +128,7 @@ fn run(options: Options) -> Result<()> {
     let clients = TcpListener::bind(options.listen).with_context(|| format!("listen on {}", options.listen))?;
     let address = clients.local_addr().context("find the port")?;
     let control = control::fetch(&options.attach_socket, ENV_CONTROL_TOKEN)?;
-    let folios = Arc::new(Folios::of_host());
+    let folios = Folios::of_host().context("read the settings of large folios")?;
     let null = File::options().write(true).open("/dev/null").context("open /dev/null")?;
     let random = File::open("/dev/urandom").context("open /dev/urandom")?;
     sandbox::leave_host(if options.no_namespaces { Namespaces::Hosts } else { Namespaces::Own })?;
@@ -134,19 +140,45 @@ fn run(options: Options) -> Result<()> {
     let quiet = null.try_clone().context("duplicate a descriptor")?;
     let work = Work {
         keeper: std::process::id(),
-        name: options.name,
-        token,
-        life,
         space_bytes: options.space_bytes,
         wait: Duration::from_secs(options.wait),
         linger: Duration::from_secs(options.linger),
         ttl: options.ttl.map(Duration::from_secs),
+        control,
+        null: null.try_clone().context("duplicate a descriptor")?,
+    };
+    let transmitter = Transmitter {
+        keeper: std::process::id(),
+        name: options.name,
+        token,
+        life,
         rate: options.rate,
         client_rate: options.client_rate,
         folios,
         clients,
-        control,
         null,
     };
-    keeper::keep(vmm, &keeper::Host { random, quiet }, |start| work.run(start))
+    let mut children = Children { work, transmitter: Some(transmitter) };
+    keeper::keep(vmm, &keeper::Host { random, quiet }, &mut children)
+}
+
+/// What the keeper's children are, with all that they need.
+struct Children {
+    work: Work,
+    /// `None` in a worker: it has no part in what clients connect to.
+    transmitter: Option<Transmitter>,
+}
+
+impl Roles for Children {
+    fn work(&mut self, start: Start) -> i32 {
+        self.transmitter = None;
+        self.work.run(start)
+    }
+
+    fn transmit(&mut self, ends: Ends) -> i32 {
+        match self.transmitter.take() {
+            Some(transmitter) => transmitter.run(ends),
+            None => 1,
+        }
+    }
 }

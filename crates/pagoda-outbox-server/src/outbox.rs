@@ -1,6 +1,6 @@
-//! The space with its memory: what the file server and the transmitter share.
+//! The space with its memory: what the file server and the transmitter's questions share.
 //!
-//! Locks: the space's first, then that of the memfds or of the wakers. No lock is held over a system call on a file's memory;
+//! Locks: the space's first, then that of the memfds or of the notice. No lock is held over a system call on a file's memory;
 //! the space knows of each one before it begins and after it ends. Under the space's lock the journal is written: whatever was
 //! changed under it is there before anything follows from it.
 
@@ -16,8 +16,8 @@ use std::task::Waker;
 use std::time::{Duration, Instant, SystemTime};
 
 use pagoda_abi::attach::OutboxFigures;
-use pagoda_outbox::{HandleId, Ino, Meter, Next, ReaderId, Reclaim, ReclaimKind, Refusal, Space, Time};
-use rustix::fs::{FallocateFlags, MemfdFlags};
+use pagoda_outbox::{HandleId, Ino, Meter, Next, ReaderId, Reclaim, ReclaimKind, Refusal, Space, State, Time};
+use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom};
 
 use crate::errno::error;
 use crate::journal::Journal;
@@ -41,8 +41,8 @@ pub struct Outbox {
     memory: Mutex<HashMap<Ino, Arc<File>>>,
     /// To the process that keeps files' memory if this one ends.
     line: Option<Line>,
-    /// Readers that wait for bytes.
-    wakers: Mutex<Vec<Waker>>,
+    /// Who is told of what readers may wait for.
+    notice: Mutex<Option<Waker>>,
     waiting: Mutex<usize>,
     /// Writes that have waited and have not ended: each keeps its place until then, or later ones could take it.
     places: Mutex<usize>,
@@ -64,6 +64,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub fn now() -> Time {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Time { seconds: since.as_secs(), nanos: since.subsec_nanos() }
+}
+
+/// Memory for a file's bytes. The transmitter gets the same descriptor and must not write by it, though nothing here can open it anew for
+/// reading alone: so its position is behind all that a file can have, and system calls that write where the position is fail.
+/// Those that write elsewhere, or move the position, are not on the transmitter's list ([`crate::sandbox`]).
+///
+/// Not sealed by the kernel: F_SEAL_FUTURE_WRITE also forbids to punch holes (mm/shmem.c, shmem_fallocate).
+pub fn file_memory() -> io::Result<File> {
+    let file = File::from(rustix::fs::memfd_create("pagoda-outbox", MemfdFlags::CLOEXEC)?);
+    rustix::fs::seek(&file, SeekFrom::Start(i64::MAX as u64))?;
+    Ok(file)
 }
 
 impl Outbox {
@@ -109,7 +120,7 @@ impl Outbox {
             room: Condvar::new(),
             memory: Mutex::new(memory),
             line,
-            wakers: Mutex::default(),
+            notice: Mutex::default(),
             waiting: Mutex::new(0),
             places: Mutex::new(0),
             blocked_us: AtomicU64::new(0),
@@ -188,8 +199,7 @@ impl Outbox {
         if let Some(file) = memory.get(&ino) {
             return Ok(Arc::clone(file));
         }
-        // Not sealed by the kernel: F_SEAL_FUTURE_WRITE also forbids to punch holes (mm/shmem.c, shmem_fallocate).
-        let file = Arc::new(File::from(rustix::fs::memfd_create("pagoda-outbox", MemfdFlags::CLOEXEC)?));
+        let file = Arc::new(file_memory()?);
         if let Some(line) = &self.line {
             line.keep(ino, file.as_fd())?;
         }
@@ -383,8 +393,15 @@ impl Outbox {
     pub fn settle(&self) {
         self.reclaim(0);
         self.observe();
-        lock(&self.wakers).drain(..).for_each(Waker::wake);
+        if let Some(notice) = lock(&self.notice).as_ref() {
+            notice.wake_by_ref();
+        }
         self.room.notify_all();
+    }
+
+    /// From now on this one is woken after each change that readers may wait for.
+    pub fn set_notice(&self, notice: Option<Waker>) {
+        *lock(&self.notice) = notice;
     }
 
     /// Gives a file another size.
@@ -422,25 +439,18 @@ impl Outbox {
         self.settle();
     }
 
-    /// What a reader sends next. On [`Given::Wait`] `waker` is woken when that may have changed.
-    pub fn next(&self, reader: ReaderId, ino: Ino, max: u64, waker: Option<&Waker>) -> io::Result<Given> {
-        let mut next = self.space().next(reader, max).map_err(error)?;
-        if next == Next::Wait
-            && let Some(waker) = waker
-        {
-            let mut wakers = lock(&self.wakers);
-            if !wakers.iter().any(|known| known.will_wake(waker)) {
-                wakers.push(waker.clone());
-            }
-            drop(wakers);
-            // What came before the waker was there woke nobody.
-            next = self.space().next(reader, max).map_err(error)?;
-        }
+    /// What a reader sends next.
+    pub fn next(&self, reader: ReaderId, ino: Ino, max: u64) -> io::Result<Given> {
+        let (next, file) = {
+            let mut space = self.space();
+            (space.next(reader, max).map_err(error)?, space.attributes(ino).map_err(error)?)
+        };
         self.observe();
         Ok(match next {
             Next::Bytes { offset, length } => {
                 let memory = self.existing_memory(ino).ok_or_else(|| error(Refusal::NotFound))?;
-                Given::Bytes { memory, offset, length }
+                let is_rest = file.state == State::Open && !file.is_complete && offset + length >= file.size;
+                Given::Bytes { memory, offset, length, is_rest }
             }
             Next::Wait => Given::Wait,
             Next::End => Given::End,
@@ -556,6 +566,8 @@ pub enum Given {
         memory: Arc<File>,
         offset: u64,
         length: u64,
+        /// There are no more now, and it is not the end.
+        is_rest: bool,
     },
     Wait,
     End,

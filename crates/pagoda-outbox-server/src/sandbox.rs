@@ -1,7 +1,8 @@
 //! What this process gives up before it looks at a guest's memory or a client's request.
 //!
 //! Order: descriptors are raised and sockets bound before; then namespaces, an empty root, another user, no privilege, and
-//! last the lists of system calls: one for the keeper, which the worker inherits, and a shorter one that the worker adds. A step that fails ends the process, for a guest must not find it half done.
+//! last the lists of system calls: one for the keeper, which its children inherit, and a shorter one that each of them adds. A step
+//! that fails ends the process, for a guest must not find it half done.
 
 use std::collections::BTreeMap;
 
@@ -18,6 +19,8 @@ use seccompiler::{
 
 /// Descriptors beside those of files: connections, eventfds, guest memory.
 const DESCRIPTORS_BESIDE_FILES: u64 = 2048;
+/// Descriptors of a transmitter: two of each connection, one of each reader, and some.
+const DESCRIPTORS_OF_TRANSMITTER: u64 = 1024;
 /// Private memory: threads' stacks, requests, names. Files' memory and the guest's is shared and not part of it.
 const PRIVATE_BYTES_MAX: u64 = 1 << 30;
 /// `nobody` and `nogroup` of Debian, the user of network file systems that stands for none.
@@ -97,9 +100,9 @@ fn empty_root() -> Result<()> {
     mount(nothing, "/", nothing, quiet | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY, nothing).context("make it read-only")
 }
 
-/// System calls that a worker may use whatever their arguments: what the file server, the transmitter and their threads use.
-/// None opens a file, makes a connection or starts a program.
-const ALLOWED: [libc::c_long; 78] = [
+/// System calls that a worker may use whatever their arguments: what the file server and its threads use. None opens a file, makes a
+/// connection or starts a program. It accepts the daemon and QEMU; it has no socket of a network.
+const ALLOWED: [libc::c_long; 76] = [
     libc::SYS_accept4,
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -122,7 +125,6 @@ const ALLOWED: [libc::c_long; 78] = [
     libc::SYS_fstatfs,
     libc::SYS_ftruncate,
     libc::SYS_futex,
-    libc::SYS_getpeername,
     libc::SYS_getpid,
     libc::SYS_getrandom,
     libc::SYS_getsockname,
@@ -160,7 +162,6 @@ const ALLOWED: [libc::c_long; 78] = [
     libc::SYS_rt_sigreturn,
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_yield,
-    libc::SYS_sendfile,
     libc::SYS_sendmsg,
     libc::SYS_sendto,
     libc::SYS_set_robust_list,
@@ -180,10 +181,67 @@ const ALLOWED: [libc::c_long; 78] = [
     libc::SYS_geteuid,
 ];
 
-/// What the keeper uses beside those: a socket to each worker, processes without another program, and the worker's own list.
-const ALLOWED_TO_KEEP: [libc::c_long; 13] = [
+/// System calls that a transmitter may use whatever their arguments. It gets descriptors of files' memory by which it could write; so none
+/// of these writes anywhere but to where a descriptor's position is, which is behind the end of what such a file may have
+/// ([`crate::outbox::file_memory`]), and none moves that position, changes a descriptor's flags, or gives memory back. It makes no
+/// threads.
+const ALLOWED_TO_TRANSMIT: [libc::c_long; 49] = [
+    libc::SYS_accept4,
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_close,
+    libc::SYS_dup2,
+    libc::SYS_dup3,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_epoll_wait,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_fstat,
+    libc::SYS_futex,
+    libc::SYS_getpeername,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_gettid,
+    libc::SYS_gettimeofday,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_nanosleep,
+    libc::SYS_newfstatat,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_pread64,
+    libc::SYS_read,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_yield,
+    libc::SYS_sendfile,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_set_robust_list,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    libc::SYS_sigaltstack,
+    libc::SYS_statx,
+    libc::SYS_time,
+    libc::SYS_write,
+    libc::SYS_writev,
+];
+
+/// What the keeper uses beside those: a socket to each worker, processes without another program, and the children's own lists.
+const ALLOWED_TO_KEEP: [libc::c_long; 14] = [
     libc::SYS_bind,
     libc::SYS_clone,
+    libc::SYS_close_range,
     libc::SYS_connect,
     libc::SYS_getppid,
     libc::SYS_listen,
@@ -197,12 +255,28 @@ const ALLOWED_TO_KEEP: [libc::c_long; 13] = [
     libc::SYS_waitid,
 ];
 
-/// `FIONBIO` and `SIOCOUTQ`; `UFFDIO_WAKE` and `USERFAULTFD_IOC_NEW` for the shim.
-const IOCTLS: [u64; 4] = [0x5421, 0x5411, 0x8010_aa02, 0xaa00];
+/// `FIONBIO`; `UFFDIO_WAKE` and `USERFAULTFD_IOC_NEW` for the shim.
+const IOCTLS: [u64; 3] = [0x5421, 0x8010_aa02, 0xaa00];
+/// How much of what was written to a socket has not been acknowledged.
+const SIOCOUTQ: u64 = 0x5411;
+
+fn is(argument: u8, value: u64) -> Result<SeccompCondition> {
+    Ok(SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, value)?)
+}
+
+/// These bits of an argument are `value`.
+fn masked(argument: u8, mask: u64, value: u64) -> Result<SeccompCondition> {
+    Ok(SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(mask), value)?)
+}
 
 fn only(argument: u8, value: u64) -> Result<SeccompRule> {
-    let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, value)?;
-    Ok(SeccompRule::new(vec![condition])?)
+    Ok(SeccompRule::new(vec![is(argument, value)?])?)
+}
+
+/// Room for no more descriptors than a transmitter needs.
+pub fn limit_transmitter() -> Result<()> {
+    let most = Some(DESCRIPTORS_OF_TRANSMITTER);
+    setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).context("limit descriptors")
 }
 
 /// A worker without its keeper would have memory that nobody counts.
@@ -218,17 +292,23 @@ pub fn end_with_keeper(keeper: u32) -> Result<()> {
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
+fn whatever_their_arguments(calls: &[libc::c_long]) -> Rules {
+    calls.iter().map(|call| (*call, Vec::new())).collect()
+}
+
 fn listed() -> Result<Rules> {
-    let mut rules: Rules = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
+    let mut rules = whatever_their_arguments(&ALLOWED);
     let ioctls: Result<Vec<SeccompRule>> = IOCTLS.iter().map(|request| only(1, *request)).collect();
     rules.insert(libc::SYS_ioctl, ioctls?);
     Ok(rules)
 }
 
-/// The keeper's list. It holds for its workers as well.
+/// The keeper's list. It holds for its children as well.
 pub fn allow_keeping() -> Result<()> {
     let mut rules = listed()?;
-    rules.extend(ALLOWED_TO_KEEP.iter().map(|call| (*call, Vec::new())));
+    rules.extend(whatever_their_arguments(&ALLOWED_TO_TRANSMIT));
+    rules.extend(whatever_their_arguments(&ALLOWED_TO_KEEP));
+    rules.entry(libc::SYS_ioctl).or_default().push(only(1, SIOCOUTQ)?);
     apply(rules)
 }
 
@@ -239,10 +319,27 @@ pub fn allow_few_calls() -> Result<()> {
     rules.insert(libc::SYS_tgkill, vec![only(0, u64::from(std::process::id()))?]);
     // Threads, and no processes. `clone3` has its flags in memory, where no filter sees them; it is refused below.
     let thread = libc::CLONE_THREAD as u64;
-    let flags = SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(thread), thread)?;
-    rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![flags])?]);
+    rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![masked(0, thread, thread)?])?]);
     // A thread's name.
     rules.insert(libc::SYS_prctl, vec![only(0, libc::PR_SET_NAME as u64)?]);
+    apply(rules)
+}
+
+/// The same of the transmitter's list.
+pub fn allow_transmitting() -> Result<()> {
+    let mut rules = whatever_their_arguments(&ALLOWED_TO_TRANSMIT);
+    rules.insert(libc::SYS_ioctl, vec![only(1, SIOCOUTQ)?]);
+    rules.insert(libc::SYS_tgkill, vec![only(0, u64::from(std::process::id()))?]);
+    let commands = [libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_GETFL];
+    // Not to set flags: with O_APPEND a descriptor writes elsewhere than where its position is.
+    rules.insert(libc::SYS_fcntl, commands.map(|command| only(1, command as u64)).into_iter().collect::<Result<_>>()?);
+    // Memory of its own, not to be executed; of files, to be read alone. Without mprotect(2) that stays so.
+    let (anonymous, executed) = (libc::MAP_ANONYMOUS as u64, libc::PROT_EXEC as u64);
+    let own = SeccompRule::new(vec![masked(3, anonymous, anonymous)?, masked(2, executed, 0)?])?;
+    rules.insert(libc::SYS_mmap, vec![own, only(2, libc::PROT_READ as u64)?]);
+    // In tests it is a thread among others, for which the C library grows the heap by mprotect(2).
+    #[cfg(test)]
+    rules.insert(libc::SYS_mprotect, Vec::new());
     apply(rules)
 }
 

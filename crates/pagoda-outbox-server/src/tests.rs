@@ -13,8 +13,11 @@ use pagoda_outbox::limits::PAGE_BYTES;
 use pagoda_outbox::{Access, HandleId, Ino, Kind, NewNode, ROOT, XattrWrite};
 
 use crate::http::{Folios, Pacer, Site, runtime, serve};
+use crate::link::client::Files;
+use crate::link::server::Transmitters;
 use crate::outbox::{Again, Outbox, now};
-use crate::sandbox::allow_few_calls;
+use crate::sandbox::{allow_few_calls, allow_transmitting};
+use crate::{link, worker};
 
 const TOKEN: &str = "0123456789abcdef";
 const MIB: u64 = 1 << 20;
@@ -52,7 +55,7 @@ fn content(seed: u64, offset: u64, length: u64) -> Vec<u8> {
 
 impl Lab {
     fn new(space: u64, wait: Duration) -> Lab {
-        Lab::with_folios(space, wait, Folios::of_host())
+        Lab::with_folios(space, wait, Folios::of_host().unwrap())
     }
 
     fn with_folios(space: u64, wait: Duration, folios: Folios) -> Lab {
@@ -65,14 +68,21 @@ impl Lab {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (name, token) = ("vm1".into(), TOKEN.into());
-        let (pacer, outbox_of_site) = (Pacer::new(rate), Arc::clone(&outbox));
-        let site = Site { name, token, life: 7, outbox: outbox_of_site, folios: Arc::new(folios), pacer, client_rate };
+        let (theirs, ours) = link::pair().unwrap();
+        let (pacer, files) = (Pacer::new(rate), Arc::new(Files::new(theirs).unwrap()));
+        let site = Site { name, token, life: 7, files, folios, pacer, client_rate };
+        // Of these threads, as in the processes of a VM.
         std::thread::spawn(move || {
-            let runtime = runtime().unwrap();
-            // Of this thread, as in the process of a VM.
-            allow_few_calls().unwrap();
-            serve(&runtime, Arc::new(site), listener).unwrap();
+            let runtime = runtime(&listener).unwrap();
+            allow_transmitting().unwrap();
+            serve(&runtime, Arc::new(site), listener, || {}).unwrap();
         });
+        let served = Arc::clone(&outbox);
+        std::thread::spawn(move || {
+            allow_few_calls().unwrap();
+            Transmitters::default().answer(&served, ours);
+        });
+        worker::expire(&outbox).unwrap();
         Lab { outbox, address }
     }
 
@@ -447,7 +457,7 @@ fn a_guest_goes_on_in_a_page_that_is_queued() {
 /// Why the space refuses, and that the tests around this one are about the file's own memory.
 #[test]
 fn queued_bytes_are_the_files_own_memory() {
-    let folios = Folios::of_host();
+    let folios = Folios::of_host().unwrap();
     let is_copied = folios.may_be_large();
     let lab = Lab::with_folios(MIB, PATIENCE, folios);
     let file = lab.create("f");
@@ -514,7 +524,7 @@ fn holes_are_sent_as_zeros_and_take_no_memory() {
 
 #[test]
 fn copies_and_the_files_own_memory_are_the_same_bytes() {
-    for folios in [Folios::of_host(), Folios::unknown()] {
+    for folios in [Folios::of_host().unwrap(), Folios::unknown()] {
         let lab = Lab::with_folios(4 * MIB, PATIENCE, folios);
         lab.finished("f", 1, 3 * MIB + 5);
         // On one connection, one after the other, from and to anywhere.
@@ -546,7 +556,7 @@ fn clients_are_sent_no_more_than_the_rates() {
     // What is allowed at once: the burst, and a turn of each client.
     let least = |bytes: u64, rate: u64| Duration::from_millis((bytes * 1000 / rate).saturating_sub(200));
     for (rates, shared) in [([of(1_000_000), None], 2), ([None, of(1_000_000)], 1), ([of(1_000_000), of(700_000)], 2)] {
-        let lab = Lab::with(MIB, PATIENCE, Folios::of_host(), rates);
+        let lab = Lab::with(MIB, PATIENCE, Folios::of_host().unwrap(), rates);
         lab.finished("f", 1, length);
         let began = Instant::now();
         let clients = [lab.getting("/vm1/f"), lab.getting("/vm1/f")];

@@ -402,6 +402,20 @@ pub extern "C" fn pagoda_mapper_release() {
     release();
 }
 
+/// A child that maps no RAM, and reads what others than the guest say, has no part in the memory that the VMM and the daemon share: it gets
+/// memory of its own in that place, for hooks look there. What else it has inherited is descriptors, which it closes.
+fn leave() {
+    if OWN.get().is_none() && !clock::replace_shared() {
+        give_up(format_args!("the memory that is shared with the daemon could not be let go of"));
+    }
+}
+
+/// What a program that is a mapper may call in a child (`pagoda_sys::mapper`).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn pagoda_mapper_leave() {
+    leave();
+}
+
 /// Whether this process is a mapper.
 pub fn is_one() -> bool {
     config().is_some_and(|config| config.role == Role::Mapper)

@@ -5,7 +5,7 @@
 //! read proves nothing: only [`life`] says that a process has ended.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
@@ -95,6 +95,29 @@ pub fn fork() -> io::Result<Option<Child>> {
         }
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// For a process that was just made by [`fork`]: closes all descriptors but `kept` and the first three, does `run`, and ends with its
+/// result. Nothing of before is used or dropped any more, so nobody meets a descriptor that is closed or another one.
+pub fn go_on_with(kept: &[RawFd], run: impl FnOnce() -> i32) -> ! {
+    let mut kept: Vec<u32> = kept.iter().filter_map(|fd| u32::try_from(*fd).ok()).collect();
+    kept.extend(0..=2);
+    kept.sort_unstable();
+    kept.dedup();
+    // To the last number that there is.
+    let ends = kept[1..].iter().copied().map(Some).chain([None]);
+    for (before, end) in kept.iter().zip(ends) {
+        let (first, last) = (before + 1, end.map_or(u32::MAX, |end| end - 1));
+        if first > last {
+            continue;
+        }
+        // SAFETY: close_range(2) takes numbers alone. Owners of these descriptors are in frames that this function does not go back to,
+        // or belong to `run`, whose caller names what it needs.
+        if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } != 0 {
+            std::process::exit(1);
+        }
+    }
+    std::process::exit(run())
 }
 
 /// Fields of `/proc/PID/stat` from the third on.

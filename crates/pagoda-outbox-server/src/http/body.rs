@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use http_body::{Body, Frame};
-use pagoda_outbox::{Ino, ReaderId};
+use pagoda_outbox::ReaderId;
 use tokio::time::{Sleep, sleep_until};
 
 use super::connection::Connection;
 use super::pacing::{Pacer, Turn};
 use super::piece::{Piece, Sending};
 use super::site::Site;
-use crate::outbox::Given;
+use crate::link::client::Given;
 
-/// How long bytes of a file that grows gather before a reader that has all sent looks for more.
+/// How long bytes of a file that grows gather before a reader that has sent all there was asks for more.
 const GATHER_MAX: Duration = Duration::from_millis(2);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -29,15 +29,16 @@ pub struct FileBody {
     site: Arc<Site>,
     connection: Arc<Connection>,
     reader: ReaderId,
-    ino: Ino,
+    /// The file's, from its first bytes on.
+    memory: Option<Arc<File>>,
     /// Everything below has been handed over.
     given: u64,
     /// Where the reply ends, if its length was promised.
     promised_end: Option<u64>,
     /// What is sent next, when its turn has come.
     waiting: Option<Waiting>,
-    /// When the last piece was handed over.
-    sent: Option<Instant>,
+    /// When the last piece was handed over, if it was all there was.
+    emptied: Option<Instant>,
     /// Until then nobody looks for more.
     gathering: Option<Pin<Box<Sleep>>>,
 }
@@ -45,9 +46,10 @@ pub struct FileBody {
 /// A piece that does not change any more and is not handed over yet.
 #[derive(Debug)]
 struct Waiting {
-    memory: Arc<File>,
     offset: u64,
     length: u64,
+    /// There was no more than that.
+    is_rest: bool,
     turn: Turn,
 }
 
@@ -56,7 +58,6 @@ impl FileBody {
         site: &Arc<Site>,
         connection: &Arc<Connection>,
         reader: ReaderId,
-        ino: Ino,
         start: u64,
         promised_end: Option<u64>,
     ) -> FileBody {
@@ -66,41 +67,35 @@ impl FileBody {
             site,
             connection,
             reader,
-            ino,
+            memory: None,
             given: start,
             promised_end,
             waiting: None,
-            sent: None,
+            emptied: None,
             gathering: None,
         }
     }
 }
 
 impl FileBody {
-    /// What is sent next. A reader that has just sent all that there was does not ask to be woken by the writer's next bytes, but looks
-    /// again a moment later: a wake-up for each of its writes would cost both more than the bytes do.
+    /// What is sent next. A reader that has just sent all there was asks again a moment later: a question and a wake-up for each of the
+    /// writer's next writes would cost both more than the bytes do.
     fn poll_next(&mut self, sending: Sending, context: &mut Context<'_>) -> Poll<io::Result<Given>> {
+        if self.promised_end == Some(self.given) {
+            return Poll::Ready(Ok(Given::End));
+        }
+        if let Some(emptied) = self.emptied.take_if(|emptied| emptied.elapsed() < GATHER_MAX) {
+            self.gathering = Some(Box::pin(sleep_until((emptied + GATHER_MAX).into())));
+            self.site.files.pause(self.reader);
+        }
         if let Some(sleep) = &mut self.gathering {
             ready!(sleep.as_mut().poll(context));
             self.gathering = None;
         }
         let turns = [&self.connection.pacer, &self.site.pacer].map(Pacer::turn_bytes);
         let most = turns.into_iter().fold(sending.piece_bytes(), u64::min);
-        let next = |waker| self.site.outbox.next(self.reader, self.ino, most, waker);
-        let Some(sent) = self.sent.take_if(|sent| sent.elapsed() < GATHER_MAX) else {
-            return Poll::Ready(next(Some(context.waker())));
-        };
-        let given = next(None)?;
-        if !matches!(given, Given::Wait) {
-            return Poll::Ready(Ok(given));
-        }
-        let mut sleep = Box::pin(sleep_until((sent + GATHER_MAX).into()));
-        // It wakes this body when its time has come; if it has come by now, there is no more to wait for.
-        if sleep.as_mut().poll(context).is_ready() {
-            return Poll::Ready(next(Some(context.waker())));
-        }
-        self.gathering = Some(sleep);
-        Poll::Pending
+        let files = &self.site.files;
+        Poll::Ready(files.next(self.reader, self.given, most, &mut self.memory, context.waker()))
     }
 
     fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
@@ -110,11 +105,13 @@ impl FileBody {
 
     /// Hands over the piece whose turn has come.
     fn load(&mut self, sending: Sending) -> Result<Option<Frame<Bytes>>, BoxError> {
-        let Some(Waiting { memory, offset, length, .. }) = self.waiting.take() else { return Ok(None) };
-        let Piece { bytes, part } = Piece::load(&memory, offset, length, sending)?;
+        let (Some(Waiting { offset, length, is_rest, .. }), Some(memory)) = (self.waiting.take(), &self.memory) else {
+            return Ok(None);
+        };
+        let Piece { bytes, part } = Piece::load(memory, offset, length, sending)?;
         self.given = offset + length;
         self.connection.hand_over(self.reader, offset..self.given, part);
-        self.sent = Some(Instant::now());
+        self.emptied = is_rest.then(Instant::now);
         Ok(Some(Frame::data(bytes)))
     }
 }
@@ -137,8 +134,8 @@ impl Body for FileBody {
         let sending = if this.site.folios.may_be_large() { Sending::Copied } else { Sending::InPlace };
         if this.waiting.is_none() {
             match ready!(this.poll_next(sending, context)) {
-                Ok(Given::Bytes { memory, offset, length }) => {
-                    this.waiting = Some(Waiting { memory, offset, length, turn: Turn::default() });
+                Ok(Given::Bytes { offset, length, is_rest }) => {
+                    this.waiting = Some(Waiting { offset, length, is_rest, turn: Turn::default() });
                 }
                 Ok(Given::Wait) => return Poll::Pending,
                 // A file that was cut after its length had been promised ends the connection, not the reply.

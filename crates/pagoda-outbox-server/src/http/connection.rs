@@ -3,8 +3,8 @@
 //! A body hands over one piece and then waits until it has been written to the socket ([`Connection::is_flushed`]). hyper
 //! flushes when nothing is left of it, and then the number of bytes written so far is the piece's *mark*. A piece that is
 //! sent from the file's memory gets marks within it as well, for what is written of it is known exactly. When the kernel says
-//! that as many bytes have been acknowledged (SIOCOUTQ), the space is told. So nothing is given back that a client may still
-//! need to have sent again.
+//! that as many bytes have been acknowledged (SIOCOUTQ), the space is told, with the reader's next question or within
+//! [`LOOK_INTERVAL`]. So nothing is given back that a client may still need to have sent again.
 //!
 //! A connection that its server side has closed is kept until its last bytes are acknowledged, or for [`STALL_MAX`].
 
@@ -22,7 +22,7 @@ use pagoda_sys::tcp::unacknowledged;
 use rustix::net::Shutdown;
 
 use super::pacing::{Pacer, Rate};
-use crate::outbox::Outbox;
+use crate::link::client::Files;
 
 /// Connections at the same time; more are closed at once.
 const CONNECTIONS_MAX: usize = 256;
@@ -30,6 +30,8 @@ const CONNECTIONS_MAX: usize = 256;
 const STALL_MAX: Duration = Duration::from_secs(60);
 /// A client that asks for nothing for so long is cut off.
 const IDLE_MAX: Duration = Duration::from_secs(120);
+/// And so is one that has not shown the token by then: connections are few, and anybody can make one.
+const STRANGER_MAX: Duration = Duration::from_secs(10);
 /// Marks within a piece are at least so far from each other.
 const MARK_BYTES: u64 = 128 << 10;
 /// How often connections are looked at.
@@ -78,6 +80,8 @@ struct Inner {
     /// Bodies that are being sent.
     bodies: usize,
     is_closed: bool,
+    /// It has asked for something with the token.
+    is_known: bool,
     acknowledged: u64,
     moved: Instant,
 }
@@ -102,13 +106,13 @@ impl Inner {
 
 #[derive(Debug)]
 pub struct Connection {
-    outbox: Arc<Outbox>,
+    files: Arc<Files>,
     pub pacer: Pacer,
     inner: Mutex<Inner>,
 }
 
 impl Connection {
-    fn new(outbox: Arc<Outbox>, socket: OwnedFd, rate: Rate) -> Connection {
+    fn new(files: Arc<Files>, socket: OwnedFd, rate: Rate) -> Connection {
         let inner = Inner {
             socket: Some(socket),
             written: 0,
@@ -117,10 +121,11 @@ impl Connection {
             waker: None,
             bodies: 0,
             is_closed: false,
+            is_known: false,
             acknowledged: 0,
             moved: Instant::now(),
         };
-        Connection { outbox, pacer: Pacer::new(rate), inner: Mutex::new(inner) }
+        Connection { files, pacer: Pacer::new(rate), inner: Mutex::new(inner) }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -192,7 +197,8 @@ impl Connection {
 
     /// Somebody who has the token asks for something.
     pub fn note_request(&self) {
-        self.inner().moved = Instant::now();
+        let mut inner = self.inner();
+        (inner.moved, inner.is_known) = (Instant::now(), true);
     }
 
     /// hyper has nothing left to write.
@@ -216,14 +222,15 @@ impl Connection {
         let written = inner.written;
         inner.end_unflushed(written);
         if let Some(socket) = &inner.socket {
-            let _ = rustix::net::shutdown(socket, Shutdown::Both);
+            // Not for reading: if the client says more, the kernel would throw away what is still on its way to it.
+            let _ = rustix::net::shutdown(socket, Shutdown::Write);
         }
         inner.moved = Instant::now();
         drop(inner);
         self.look();
     }
 
-    /// Tells the space what has been acknowledged.
+    /// Notes what has been acknowledged.
     fn look(&self) {
         let mut inner = self.inner();
         if inner.marks.is_empty() {
@@ -255,18 +262,13 @@ impl Connection {
     }
 
     fn report(&self, marks: &[Mark]) {
-        if marks.is_empty() {
-            return;
-        }
-        self.outbox.deliver(|space| {
-            for mark in marks {
-                match *mark {
-                    // A reader that is gone already has nothing to acknowledge.
-                    Mark::Delivered { reader, position, .. } => drop(space.acknowledge(reader, position)),
-                    Mark::Detach { reader, .. } => space.detach(reader),
-                }
+        for mark in marks {
+            match *mark {
+                // A reader that is gone already has nothing to acknowledge.
+                Mark::Delivered { reader, position, .. } => self.files.note_acknowledged(reader, position),
+                Mark::Detach { reader, .. } => self.files.detach(reader),
             }
-        });
+        }
     }
 
     /// Whether it is still of use. Cuts off who does not take what is sent, or does not ask.
@@ -287,7 +289,8 @@ impl Connection {
             return false;
         }
         // A body that has nothing to send waits for the guest, as long as that takes.
-        let is_idle = inner.bodies == 0 && silent >= IDLE_MAX;
+        let idle_max = if inner.is_known { IDLE_MAX } else { STRANGER_MAX };
+        let is_idle = inner.bodies == 0 && silent >= idle_max;
         if ((is_owed && silent >= STALL_MAX) || is_idle)
             && let Some(socket) = &inner.socket
         {
@@ -300,15 +303,15 @@ impl Connection {
 /// All connections.
 #[derive(Debug, Clone)]
 pub struct Connections {
-    outbox: Arc<Outbox>,
+    files: Arc<Files>,
     /// Of each connection.
     rate: Rate,
     list: Arc<Mutex<Vec<Arc<Connection>>>>,
 }
 
 impl Connections {
-    pub fn new(outbox: Arc<Outbox>, rate: Rate) -> Connections {
-        Connections { outbox, rate, list: Arc::default() }
+    pub fn new(files: Arc<Files>, rate: Rate) -> Connections {
+        Connections { files, rate, list: Arc::default() }
     }
 
     /// `None`: there are too many.
@@ -317,7 +320,7 @@ impl Connections {
         if list.len() >= CONNECTIONS_MAX {
             return None;
         }
-        let connection = Arc::new(Connection::new(Arc::clone(&self.outbox), socket, self.rate));
+        let connection = Arc::new(Connection::new(Arc::clone(&self.files), socket, self.rate));
         list.push(Arc::clone(&connection));
         Some(connection)
     }
@@ -329,6 +332,7 @@ impl Connections {
             let now = Instant::now();
             let list: Vec<Arc<Connection>> = self.list.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let over: Vec<Arc<Connection>> = list.into_iter().filter(|connection| !connection.maintain(now)).collect();
+            self.files.say_acknowledged();
             if !over.is_empty() {
                 let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
                 list.retain(|connection| !over.iter().any(|over| Arc::ptr_eq(over, connection)));

@@ -8,9 +8,14 @@
 //! The host's settings say it. Their files are opened while the host's directories are there, and read again from time to time.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::MemfdFlags;
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
 /// Where the kernel has settings of its memory (Documentation/admin-guide/mm/transhuge.rst).
 const SETTINGS: &str = "/sys/kernel/mm";
@@ -23,37 +28,70 @@ const SETTING_BYTES_MAX: usize = 256;
 #[derive(Debug)]
 pub struct Folios {
     settings: Vec<File>,
-    /// A file may have large folios. Stays so, for they stay when the setting changes.
-    may_be_large: AtomicBool,
+    large: Large,
+}
+
+/// Whether a file may have large folios. Stays so, for they stay when the setting changes; and processes that are forked from now on
+/// have it in common, for files outlive them.
+#[derive(Debug)]
+struct Large(MmapRegion<()>);
+
+impl Large {
+    fn new() -> io::Result<Large> {
+        let memory = File::from(rustix::fs::memfd_create("pagoda-folios", MemfdFlags::CLOEXEC)?);
+        memory.set_len(size_of::<u64>() as u64)?;
+        MmapRegion::from_file(FileOffset::new(memory, 0), size_of::<u64>()).map(Large).map_err(io::Error::other)
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        self.0.get_atomic_ref(0).expect("a word of the memory")
+    }
+
+    fn note(&self) {
+        self.word().store(1, Ordering::Relaxed);
+    }
 }
 
 impl Folios {
     /// Has to be called before the process leaves the host.
-    pub fn of_host() -> Folios {
+    ///
+    /// # Errors
+    /// There is no memory for a word.
+    pub fn of_host() -> io::Result<Folios> {
         Folios::open(Path::new(SETTINGS))
     }
 
-    /// Where nothing says that they are small.
-    pub fn unknown() -> Folios {
-        Folios { settings: Vec::new(), may_be_large: AtomicBool::new(true) }
+    fn open(directory: &Path) -> io::Result<Folios> {
+        let (settings, is_known) = settings(directory).map_or((Vec::new(), false), |settings| (settings, true));
+        let folios = Folios { settings, large: Large::new()? };
+        if !is_known {
+            folios.large.note();
+        }
+        folios.look();
+        Ok(folios)
     }
 
-    fn open(directory: &Path) -> Folios {
-        let Some(settings) = settings(directory) else { return Folios::unknown() };
-        let folios = Folios { settings, may_be_large: AtomicBool::new(false) };
-        folios.look();
-        folios
+    /// Where nothing says that they are small.
+    #[cfg(test)]
+    pub fn unknown() -> Folios {
+        Folios::open(Path::new("")).unwrap()
     }
 
     /// Reads the settings again.
     pub fn look(&self) {
         if !self.settings.iter().all(is_small) {
-            self.may_be_large.store(true, Ordering::Relaxed);
+            self.large.note();
         }
     }
 
+    /// What has to stay open.
+    pub fn fds(&self) -> impl Iterator<Item = RawFd> {
+        let memory = self.large.0.file_offset().map(|memory| memory.file().as_raw_fd());
+        self.settings.iter().map(AsRawFd::as_raw_fd).chain(memory)
+    }
+
     pub fn may_be_large(&self) -> bool {
-        self.may_be_large.load(Ordering::Relaxed)
+        self.large.word().load(Ordering::Relaxed) != 0
     }
 }
 
@@ -91,16 +129,16 @@ mod tests {
     #[test]
     fn settings_that_are_known_to_be_small() {
         let directory = std::env::temp_dir().join(format!("pagoda-folios-{}", std::process::id()));
-        assert!(Folios::open(&directory).may_be_large(), "nothing is known");
+        assert!(Folios::open(&directory).unwrap().may_be_large(), "nothing is known");
         let settings = directory.join("transparent_hugepage");
         std::fs::create_dir_all(&directory).unwrap();
-        assert!(!Folios::open(&directory).may_be_large(), "a kernel without them");
+        assert!(!Folios::open(&directory).unwrap().may_be_large(), "a kernel without them");
         std::fs::create_dir_all(settings.join("hugepages-64kB")).unwrap();
-        assert!(Folios::open(&directory).may_be_large(), "the setting is missing");
+        assert!(Folios::open(&directory).unwrap().may_be_large(), "the setting is missing");
         let all = settings.join("shmem_enabled");
         let size = settings.join("hugepages-64kB/shmem_enabled");
         std::fs::write(&all, "always within_size advise [never] deny force\n").unwrap();
-        assert!(!Folios::open(&directory).may_be_large());
+        assert!(!Folios::open(&directory).unwrap().may_be_large());
         for (text, is_large) in [
             ("always inherit within_size advise [never]\n", false),
             ("always [inherit] within_size advise never\n", false),
@@ -111,15 +149,21 @@ mod tests {
             ("", true),
         ] {
             std::fs::write(&size, text).unwrap();
-            assert_eq!(Folios::open(&directory).may_be_large(), is_large, "{text}");
+            assert_eq!(Folios::open(&directory).unwrap().may_be_large(), is_large, "{text}");
         }
         std::fs::remove_file(&size).unwrap();
-        let folios = Folios::open(&directory);
+        let folios = Folios::open(&directory).unwrap();
         for (text, is_large) in [("[deny]", false), ("[always]", true), ("[never]", true)] {
             std::fs::write(&all, text).unwrap();
             folios.look();
             assert_eq!(folios.may_be_large(), is_large, "{text}: what was large once may still be there");
         }
+        // As a process does that is forked from this one and sees it first.
+        let folios = Folios::open(&directory).unwrap();
+        let (settings, large) =
+            (Vec::new(), Large(MmapRegion::from_file(folios.large.0.file_offset().unwrap().clone(), 8).unwrap()));
+        Folios { settings, large }.large.note();
+        assert!(folios.may_be_large());
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -3,18 +3,18 @@
 use axum::Json;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use pagoda_outbox::limits::NODES_MAX;
-use pagoda_outbox::{Attributes, Ino, Kind, State};
+use pagoda_outbox::{Ino, Kind, State};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use serde_json::{Value, json};
 
-use super::site::{Site, not_found};
-use crate::outbox::Outbox;
+use super::site::{Site, not_found, unanswered};
+use crate::link::client::Files;
+use crate::link::message::{Entry, Found};
 
 /// Of names in links.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-fn state(file: &Attributes) -> &'static str {
+fn state(file: &Found) -> &'static str {
     match (file.kind, file.state) {
         (Kind::Directory, _) => "directory",
         (_, State::Sealed) => "sealed",
@@ -27,10 +27,14 @@ fn state(file: &Attributes) -> &'static str {
 
 /// Names by the order in which files were made. JSON for who asks for it, else a page of links.
 pub fn listing(site: &Site, path: &[Vec<u8>], directory: Ino, headers: &HeaderMap) -> Response {
-    let Ok(entries) = site.outbox.space().list(directory, Ino(0), NODES_MAX) else { return not_found() };
+    let entries = match site.files.list(directory) {
+        Ok(Some(entries)) => entries,
+        Ok(None) => return not_found(),
+        Err(_) => return unanswered(),
+    };
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if accepts.contains("application/json") {
-        let entry = |(name, file): &(Box<[u8]>, Attributes)| {
+        let entry = |Entry { name, found: file }: &Entry| {
             json!({
                 "name": String::from_utf8_lossy(name),
                 "state": state(file),
@@ -46,7 +50,7 @@ pub fn listing(site: &Site, path: &[Vec<u8>], directory: Ino, headers: &HeaderMa
         base += &format!("{}/", percent_encode(name, ENCODED));
     }
     let mut page = String::from("<!DOCTYPE html><meta charset=utf-8><title>outbox</title><pre>\n");
-    for (name, file) in &entries {
+    for Entry { name, found: file } in &entries {
         let link = percent_encode(name, ENCODED);
         let slash = if file.kind == Kind::Directory { "/" } else { "" };
         let (state, size) = (state(file), file.size);
@@ -68,8 +72,8 @@ fn escaped(name: &[u8]) -> String {
     text
 }
 
-pub fn status(outbox: &Outbox) -> Response {
-    let figures = outbox.space().figures();
+pub fn status(files: &Files) -> Response {
+    let Ok(figures) = files.figures() else { return unanswered() };
     Json(json!({
         "space_bytes": figures.budget,
         "used_bytes": figures.used,

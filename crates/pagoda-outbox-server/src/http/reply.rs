@@ -1,5 +1,6 @@
 //! The reply to who asks for a file.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,12 +8,13 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Version, header};
 use axum::response::{IntoResponse, Response};
-use pagoda_outbox::{Attributes, Refusal, Selection, State};
+use pagoda_outbox::{Refusal, Selection, State};
 
 use super::body::FileBody;
 use super::connection::Connection;
 use super::range::{Wanted, parse};
-use super::site::{Site, not_found};
+use super::site::{Site, not_found, unanswered};
+use crate::link::message::Found;
 
 /// Where what is left of a file begins, if its beginning was delivered and given back.
 const OLDEST: HeaderName = HeaderName::from_static("x-outbox-oldest");
@@ -41,7 +43,7 @@ fn content_type(path: &str) -> &'static str {
     }
 }
 
-pub fn file(site: &Arc<Site>, connection: &Arc<Connection>, request: &Request, found: &Attributes) -> Response {
+pub fn file(site: &Arc<Site>, connection: &Arc<Connection>, request: &Request, found: &Found) -> Response {
     if !found.is_published {
         return (StatusCode::NOT_FOUND, "the file is sent when its writer has closed it\n").into_response();
     }
@@ -95,8 +97,9 @@ pub fn file(site: &Arc<Site>, connection: &Arc<Connection>, request: &Request, f
         Body::empty()
     } else {
         match body(site, connection, found, range, has_length) {
-            Ok(body) => body,
-            Err(refused) => return refusal(refused, is_part),
+            Ok(Ok(body)) => body,
+            Ok(Err(refused)) => return refusal(refused, is_part),
+            Err(_) => return unanswered(),
         }
     };
     reply.body(body).unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
@@ -105,13 +108,13 @@ pub fn file(site: &Arc<Site>, connection: &Arc<Connection>, request: &Request, f
 fn body(
     site: &Arc<Site>,
     connection: &Arc<Connection>,
-    found: &Attributes,
+    found: &Found,
     range: Range<u64>,
     has_length: bool,
-) -> Result<Body, Refusal> {
+) -> io::Result<Result<Body, Refusal>> {
     let end = has_length.then_some(range.end);
-    let reader = site.outbox.space().attach(found.ino, Selection { start: range.start, end })?;
-    Ok(Body::new(FileBody::new(site, connection, reader, found.ino, range.start, end)))
+    let attached = site.files.attach(found.ino, Selection { start: range.start, end })?;
+    Ok(attached.map(|reader| Body::new(FileBody::new(site, connection, reader, range.start, end))))
 }
 
 /// `If-Match` and `If-None-Match` (RFC 9110, 13.2.2).

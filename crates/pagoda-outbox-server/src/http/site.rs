@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::folios::Folios;
 use super::pacing::{Pacer, Rate};
-use crate::outbox::Outbox;
+use crate::link::client::Files;
 
 /// Whose files are served, to whom.
 #[derive(Debug)]
@@ -16,14 +16,19 @@ pub struct Site {
     pub name: String,
     /// What a client has to know (`Authorization: Bearer TOKEN`).
     pub token: String,
-    /// Different for each life of this process, as numbers of files begin anew.
+    /// Different for each life of the keeper, as numbers of files begin anew.
     pub life: u64,
-    pub outbox: Arc<Outbox>,
-    pub folios: Arc<Folios>,
+    pub files: Arc<Files>,
+    pub folios: Folios,
     /// What all clients together may be sent.
     pub pacer: Pacer,
     /// What each connection may be sent.
     pub client_rate: Rate,
+}
+
+/// The process that serves has gone, and this one goes with it.
+pub fn unanswered() -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, "ask again in a moment\n").into_response()
 }
 
 pub fn not_found() -> Response {

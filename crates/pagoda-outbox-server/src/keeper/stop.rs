@@ -16,20 +16,8 @@
 //! after which the guest's memory stays the ring's until GET_VRING_BASE; SET_MEM_TABLE and REM_MEM_REG, because a request that has begun
 //! keeps the mapping that it began with, which is of the same memory; the end of QEMU's process, after which the memory is nobody's.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use super::message::{Message, kind};
 use super::session::{Session, ring_of};
-use super::{Kept, Worker};
-
-/// So long is waited for requests of a ring that stops; QEMU stands still meanwhile. Almost all of them end within a few milliseconds. A write that
-/// waits for room does not, and a page that comes from a slow disk may not.
-const SETTLE_MAX: Duration = Duration::from_millis(100);
-/// How often it is looked whether they have ended.
-const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// The ring that has stopped when this is answered.
 pub fn stopped(message: &Message) -> Option<usize> {
@@ -45,49 +33,6 @@ pub fn is_unknown(message: &Message) -> bool {
 pub fn changes_a_running_ring(message: &Message, session: &Session) -> bool {
     matches!(message.kind, kind::SET_VRING_NUM | kind::SET_VRING_ADDR | kind::SET_VRING_BASE)
         && ring_of(message).is_some_and(|ring| session.is_running(ring))
-}
-
-impl Kept {
-    /// Returns when nothing more is written for a ring out of which nothing is taken any more. The worker may have ended then.
-    ///
-    /// # Errors
-    /// It is not known that it is so.
-    pub fn settle(&mut self, worker: &mut Worker, ring: usize) -> Result<()> {
-        let began = Instant::now();
-        while self.table.is_busy(ring) {
-            if began.elapsed() >= SETTLE_MAX {
-                return worker.end_now();
-            }
-            let ends = worker.child.pidfd();
-            let mut polled = [PollFd::new(&ends, PollFlags::IN), PollFd::new(&worker.line, PollFlags::IN)];
-            rustix::io::retry_on_intr(|| poll(&mut polled, Some(&LOOK_INTERVAL))).context("wait for requests")?;
-            let [ended, told] = polled.map(|fd| !fd.revents().is_empty());
-            if ended {
-                return Ok(());
-            }
-            // A request may wait until the memory of its file is kept.
-            if told && !self.hear(worker)? {
-                return worker.end_now();
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Worker {
-    /// Ends it, and returns when it has ended.
-    ///
-    /// # Errors
-    /// It is not known whether it has.
-    pub fn end_now(&mut self) -> Result<()> {
-        self.child.kill();
-        // Readable when the last of its threads has let go of its memory (pidfd_open(2)).
-        let ends = self.child.pidfd();
-        rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&ends, PollFlags::IN)], None))
-            .context("wait for the end of the process that serves")?;
-        self.is_stopped = true;
-        Ok(())
-    }
 }
 
 #[cfg(test)]

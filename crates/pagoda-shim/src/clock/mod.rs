@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use pagoda_abi::shared::{Shared, VMM_IO_SLOTS, mapper_io_slots};
 
+use crate::real;
+
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
 /// The mapper's number by which its slots are its own; [`VMM`] in the VMM.
 static MAPPER: AtomicUsize = AtomicUsize::new(VMM);
@@ -52,6 +54,20 @@ pub fn start_io(clock: &Shared, hint: usize) -> Option<usize> {
 /// `mapping` points to a `Shared` that is never unmapped.
 pub unsafe fn set_shared(mapping: *mut Shared) {
     SHARED.store(mapping, Ordering::Release);
+}
+
+/// Puts memory of this process in the place of the shared memory: zeros. Whether that worked.
+pub fn replace_shared() -> bool {
+    let mapping = SHARED.load(Ordering::Acquire);
+    if mapping.is_null() {
+        return true;
+    }
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
+    // SAFETY: `attach::map_shared` mapped so many bytes there, which are never unmapped. All bits of its fields, which are atomics, may be
+    // zero.
+    let replaced = unsafe { real::mmap(mapping.cast(), size_of::<Shared>(), protection, flags, -1, 0) };
+    replaced != libc::MAP_FAILED
 }
 
 /// What the tests of this module share.

@@ -1,4 +1,5 @@
-//! The process that serves an outbox is killed. Another one goes on: the guest's programs, its files and clients.
+//! A process of an outbox is killed, that which serves or the transmitter. Another one goes on: the guest's programs, its files and
+//! clients.
 
 use serde_json::json;
 
@@ -9,11 +10,23 @@ const KILLS: usize = 5;
 /// How long an answer may take that needs no room, the start of another process included. Guests run under TCG.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
-/// The process that serves: the one child of the outbox's.
-pub fn worker(keeper: u32) -> Result<Option<u32>> {
+/// What the transmitter's process is called.
+const TRANSMITTER: &str = "outbox-transmit";
+
+/// The outbox's child that is the transmitter, or the one that is not.
+fn child(keeper: u32, is_transmitter: bool) -> Result<Option<u32>> {
     let children =
         fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).context("the outbox's children")?;
-    Ok(children.split_whitespace().next().and_then(|pid| pid.parse().ok()))
+    let is_one = |pid: &u32| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+        name.is_ok_and(|name| (name.trim() == TRANSMITTER) == is_transmitter)
+    };
+    Ok(children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_one))
+}
+
+/// The process that serves.
+pub fn worker(keeper: u32) -> Result<Option<u32>> {
+    child(keeper, false)
 }
 
 /// Kills it and waits until another one is there.
@@ -22,6 +35,16 @@ pub fn kill_worker(keeper: u32) -> Result<()> {
     let pid = Pid::from_raw(killed.cast_signed()).context("no process")?;
     kill_process(pid, Signal::KILL).context("kill the process that serves")?;
     wait::until("another process that serves", wait::HANG, || Ok(worker(keeper)?.filter(|pid| *pid != killed)))?;
+    Ok(())
+}
+
+/// Kills the transmitter and waits until another one is there.
+fn kill_transmitter(keeper: u32) -> Result<()> {
+    let killed = wait::until("a transmitter", wait::HANG, || child(keeper, true))?;
+    let pid = Pid::from_raw(killed.cast_signed()).context("no process")?;
+    kill_process(pid, Signal::KILL).context("kill the transmitter")?;
+    let next = || Ok(child(keeper, true)?.filter(|pid| *pid != killed));
+    wait::until("another transmitter", wait::HANG, next)?;
     Ok(())
 }
 
@@ -168,4 +191,91 @@ fn a_request_that_kills_twice_gets_an_error() -> Result<()> {
         guest.finish()?;
         daemon.wait_gone("web1")
     })
+}
+
+/// Kills of the transmitter while clients fetch.
+const TRANSMITTER_KILLS: usize = 6;
+/// What clients fetch at most while it is killed, so that it happens in the midst of it.
+const FETCH_RATE: &str = "3M";
+
+/// Fetches so many bytes of a file and goes on where the reply was cut off, as often as it takes. How often it was.
+fn fetch_whole(site: &Site, path: &str, to: &Path, bytes: u64, options: &[&str]) -> Result<u32> {
+    let mut cut_off = 0;
+    wait::until("the whole file", wait::HANG, || {
+        let mut curl = site.curl(path, &["--fail", "--no-buffer", "--continue-at", "-"]);
+        let status = curl.args(options).arg("--output").arg(to).stderr(Stdio::null()).status().context("run curl")?;
+        // 18: less came than was promised, or the last chunk is missing.
+        cut_off += u32::from(status.code() == Some(18));
+        Ok(fs::metadata(to).is_ok_and(|stat| stat.len() >= bytes).then_some(cut_off))
+    })
+}
+
+/// The transmitter is killed again and again while a client fetches a sealed file and another one what the guest writes meanwhile. Both
+/// have every byte in the end, the guest's program notices nothing, and the process that serves stays.
+fn transmitter_killed(qemu: Qemu) -> Result<()> {
+    Lab::run("outbox-transmitter", 1, |lab| {
+        let (site, daemon, guest, mut control) = Site::start(lab, qemu, "48M", 100)?;
+        let keeper = wait_outbox(&daemon, "its process", |outbox| outbox.pid.is_some())?.pid.context("no process")?;
+        let serves = worker(keeper)?.context("no process that serves")?;
+        control.sh(&format!("dd if=/dev/urandom of={INPUT} bs=1M count={INPUT_MIB} 2>/dev/null"))?;
+        let expected = guest_digest(&mut control, INPUT)?;
+        control.sh(&format!("dd if={INPUT} of=/mnt/sealed bs=1M 2>/dev/null"))?;
+        let files = [lab.dir().join("sealed"), lab.dir().join("grows")];
+        let bytes = INPUT_MIB * MIB;
+        let cut_off = std::thread::scope(|scope| {
+            let sealed = scope.spawn(|| fetch_whole(&site, "sealed", &files[0], bytes, &["--limit-rate", FETCH_RATE]));
+            let grows = scope.spawn(|| fetch_whole(&site, "grows", &files[1], bytes, &[]));
+            control.send(&format!(
+                "sh (i=0; while [ $i -lt 96 ]; do dd if={INPUT} bs=256k skip=$i count=1 2>/dev/null || exit 1; i=$((i+1)); done) \
+                 > /mnt/grows"
+            ))?;
+            for kill in 0..TRANSMITTER_KILLS {
+                let before = fs::metadata(&files[0]).map_or(0, |stat| stat.len());
+                wait::until("more of the file", wait::HANG, || {
+                    let more = fs::metadata(&files[0]).is_ok_and(|stat| stat.len() > before);
+                    Ok((more || sealed.is_finished()).then_some(()))
+                })?;
+                println!("outbox-transmitter: kill {kill} at {before} bytes");
+                kill_transmitter(keeper)?;
+            }
+            control.reply()?;
+            let [sealed, grows] =
+                [sealed, grows].map(|client| client.join().map_err(|_| anyhow::anyhow!("a client's thread")));
+            Ok::<u32, anyhow::Error>(sealed?? + grows??)
+        })?;
+        ensure!(cut_off > 0, "no reply was cut off");
+        for file in &files {
+            ensure!(digest_of("cat", file)? == expected, "{} is wrong", file.display());
+        }
+        ensure!(guest_digest(&mut control, "/mnt/grows")? == expected, "the guest has lost bytes");
+        ensure!(worker(keeper)? == Some(serves), "the process that serves was started again");
+
+        // Readers of the one that was killed hold nothing back.
+        wait::until("no reader", wait::HANG, || Ok((site.figure("readers")? == 0).then_some(())))?;
+        control.sh("rm /mnt/sealed /mnt/grows")?;
+        wait_outbox(&daemon, "memory that was given back", |outbox| {
+            outbox.figures.is_some_and(|figures| figures.used_bytes == 0)
+        })?;
+        // It ends with the process that serves.
+        let sends = child(keeper, true)?.context("no transmitter")?;
+        kill_worker(keeper)?;
+        wait::until("another transmitter", wait::HANG, || Ok(child(keeper, true)?.filter(|pid| *pid != sends)))?;
+        control.sh("echo more > /mnt/more")?;
+        wait::until("an answer", ANSWER_MAX, || Ok((site.get("more", &[])?.1 == b"more\n").then_some(())))?;
+        kill_transmitter(keeper)?;
+        wait::until("an answer", ANSWER_MAX, || Ok((site.get("more", &[])?.1 == b"more\n").then_some(())))?;
+        control.send("poweroff")?;
+        guest.finish()?;
+        daemon.wait_gone("web1")
+    })
+}
+
+#[test]
+fn its_transmitter_is_killed_and_clients_go_on() -> Result<()> {
+    transmitter_killed(Qemu::System)
+}
+
+#[test]
+fn its_transmitter_is_killed_and_clients_go_on_qemu_10() -> Result<()> {
+    transmitter_killed(Qemu::Ten)
 }
