@@ -15,8 +15,8 @@ use pagoda_image::{ImageId, Manifest};
 
 use super::disks;
 use crate::disks::{Restored, check_restore, keep_aside, names_disk};
-use crate::images::refused;
 use crate::images::source::Source;
+use crate::images::{as_refused, refused};
 use crate::qmp::state::{self, RunState};
 use crate::random;
 use crate::record::{Operation, OperationKind, Record};
@@ -33,6 +33,11 @@ const LOOK: Duration = Duration::from_millis(10);
 /// # Errors
 /// [`ErrorCode::Refused`] and others of a request that is wrong: nothing was changed.
 pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<CreatedVm, ApiError> {
+    // That a VM has another state than is needed, or the name, is found out before anything is changed.
+    make(registry, request).map_err(as_refused)
+}
+
+fn make(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<CreatedVm, ApiError> {
     request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
     if request.as_name.as_ref().is_some_and(|name| *name != request.from.vm) {
         // By another name it is a new VM.
