@@ -29,6 +29,7 @@ mod sampling;
 mod share;
 mod snapshots;
 mod snapshots_disks;
+mod snapshots_states;
 mod squeeze;
 mod storm;
 mod streams;
