@@ -4,6 +4,7 @@ mod attach;
 mod balloon;
 mod clones;
 mod crashes;
+mod databases;
 mod disk;
 mod exports;
 mod features;
