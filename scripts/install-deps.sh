@@ -17,7 +17,7 @@ part=${1:-all}
 demo_packages="qemu-system-x86 gcc libc6-dev kmod ca-certificates"
 test_packages="xfsprogs e2fsprogs memtester stress-ng mount libvirt-daemon-system libvirt-clients
 libnbd-bin nbdkit fio qemu-utils etcd-server etcd-client memcached nbd-client curl
-iproute2 util-linux nginx-light ffmpeg qemu-system-common fuse3 libfuse3-dev libaio-dev liburing-dev"
+iproute2 util-linux nginx-light redis-server sqlite3 ffmpeg qemu-system-common fuse3 libfuse3-dev libaio-dev liburing-dev"
 
 say() { printf 'install-deps: %s\n' "$*"; }
 die() {

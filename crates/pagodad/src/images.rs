@@ -31,7 +31,7 @@ use pagoda_core::units::Bytes;
 use pagoda_image::{Image, ImageId, Listed, Listing, Manifest, RoomLimits, Stage, Store, check_room};
 
 use self::admission::{Admission, Admitted, NewImage};
-pub use self::error::{failed, refused};
+pub use self::error::{as_refused, failed, refused};
 use self::error::{in_use, no_image, no_such_snapshot};
 use self::finishing::{Finishing, chain_of};
 pub use self::parents::Held;

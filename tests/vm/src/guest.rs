@@ -57,6 +57,8 @@ pub enum Boots {
     Client,
     /// What hosts of VMs run.
     Host,
+    /// Databases, with what their administrator types.
+    Databases,
 }
 
 impl GuestOptions {
@@ -135,6 +137,12 @@ impl GuestOptions {
         self
     }
 
+    /// A guest with databases: Debian's full kernel, redis and SQLite.
+    pub fn databases(mut self) -> Self {
+        self.boots = Boots::Databases;
+        self
+    }
+
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -149,6 +157,7 @@ impl GuestOptions {
             Boots::Guest => programs::images()?,
             Boots::Client => programs::client_images()?,
             Boots::Host => programs::host_images()?,
+            Boots::Databases => programs::database_images()?,
         };
         let initrd = if self.tools { images.tools_initrd } else { images.initrd };
         let mut all = words("-M q35 -accel");

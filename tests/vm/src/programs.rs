@@ -115,7 +115,7 @@ pub fn images() -> Result<Images> {
 /// They cannot be made.
 pub fn client_images() -> Result<Images> {
     static MADE: OnceLock<Result<(), String>> = OnceLock::new();
-    full_images("client", &["pagoda", "pagoda-server"], &MADE)
+    full_images("client", &["pagoda", "pagoda-server"], &[], &MADE)
 }
 
 /// What a host boots that is a guest here: the same with the daemon, the shim and the toy VMM.
@@ -124,16 +124,27 @@ pub fn client_images() -> Result<Images> {
 /// They cannot be made.
 pub fn host_images() -> Result<Images> {
     static MADE: OnceLock<Result<(), String>> = OnceLock::new();
-    full_images("host", &PROGRAMS, &MADE)
+    full_images("host", &PROGRAMS, &[], &MADE)
 }
 
-fn full_images(name: &str, with: &[&str], made: &OnceLock<Result<(), String>>) -> Result<Images> {
+/// What guests with databases boot: Debian's full kernel, and an initramfs with redis and SQLite.
+///
+/// # Errors
+/// They cannot be made.
+pub fn database_images() -> Result<Images> {
+    static MADE: OnceLock<Result<(), String>> = OnceLock::new();
+    full_images("databases", &[], &["redis-server", "redis-cli", "sqlite3"], &MADE)
+}
+
+/// With programs of ours, and of Debian's.
+fn full_images(name: &str, ours: &[&str], debians: &[&str], made: &OnceLock<Result<(), String>>) -> Result<Images> {
     let made = made.get_or_init(|| {
         let bin_dir = bin_dir().map_err(|error| format!("{error:#}"))?;
         let mut command = Command::new(bin_dir.join("xtask"));
         command.args(["image", "--kernel", "full", "--client", "--initrd", name]);
-        for program in with {
-            command.arg("--with").arg(bin_dir.join(program));
+        let ours = ours.iter().map(|program| bin_dir.join(program));
+        for program in ours.chain(debians.iter().map(PathBuf::from)) {
+            command.arg("--with").arg(program);
         }
         match command.output() {
             Ok(output) if output.status.success() => Ok(()),

@@ -15,6 +15,14 @@ pub fn refused(why: impl Into<String>, hint: Option<&str>) -> ApiError {
     ApiError::new(ErrorCode::Refused, why, hint)
 }
 
+/// The same of a VM that is in another state than the request needs, or has the name that it needs.
+pub fn as_refused(error: ApiError) -> ApiError {
+    match error.code {
+        ErrorCode::WrongState | ErrorCode::NameTaken => ApiError { code: ErrorCode::Refused, ..error },
+        _ => error,
+    }
+}
+
 pub fn failed(what: &str, cause: &(dyn Error + 'static)) -> ApiError {
     ApiError::new(ErrorCode::Internal, format!("{what}: {}", in_full(cause)), None)
 }

@@ -16,7 +16,7 @@ use pagoda_image::{Image, Manifest};
 
 use super::restore::source_of;
 use crate::disks::names_disk;
-use crate::images::refused;
+use crate::images::{as_refused, refused};
 use crate::record::Record;
 use crate::registry::Registry;
 
@@ -90,15 +90,12 @@ fn check_disks(manifest: &Manifest, vm: &CreateVm) -> Result<(), ApiError> {
 
 /// The refusal of all because of one.
 fn none_made(request: &CloneRequest, clone: &NewClone, error: ApiError) -> ApiError {
-    let code = match error.code {
-        ErrorCode::NameTaken | ErrorCode::WrongState => ErrorCode::Refused,
-        code => code,
-    };
+    let error = as_refused(error);
     let none = match request.clones.len() {
         1 => "no clone was made".to_owned(),
         count => format!("none of {count} clones was made"),
     };
-    ApiError { code, message: format!("{none}: {}: {}", clone.name, error.message), hint: error.hint }
+    ApiError { message: format!("{none}: {}: {}", clone.name, error.message), ..error }
 }
 
 /// What starts the QEMU of a VM again.

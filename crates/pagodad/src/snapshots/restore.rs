@@ -15,8 +15,8 @@ use pagoda_image::{ImageId, Manifest};
 
 use super::disks;
 use crate::disks::{Restored, check_restore, keep_aside, names_disk};
-use crate::images::refused;
 use crate::images::source::Source;
+use crate::images::{as_refused, refused};
 use crate::qmp::state::{self, RunState};
 use crate::random;
 use crate::record::{Operation, OperationKind, Record};
@@ -33,6 +33,11 @@ const LOOK: Duration = Duration::from_millis(10);
 /// # Errors
 /// [`ErrorCode::Refused`] and others of a request that is wrong: nothing was changed.
 pub fn restore(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<CreatedVm, ApiError> {
+    // That a VM has another state than is needed, or the name, is found out before anything is changed.
+    make(registry, request).map_err(as_refused)
+}
+
+fn make(registry: &Arc<Registry>, request: &RestoreRequest) -> Result<CreatedVm, ApiError> {
     request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
     if request.as_name.as_ref().is_some_and(|name| *name != request.from.vm) {
         // A VM by another name is a new one.
@@ -181,6 +186,19 @@ fn vm_of(manifest: &Manifest, request: &RestoreRequest) -> CreateVm {
     }
 }
 
+/// What its user has set for the VM that runs. What was found out of its memory ends with that, and the guest of the snapshot may have
+/// a balloon that somebody has to empty.
+fn rolled_back_spec(running: &Record, manifest: &Manifest, dram: Option<u64>) -> VmSpec {
+    let spec = running.spec.clone();
+    let emptied = manifest.spec.balloon_target.map(|_| manifest.regions.iter().sum());
+    VmSpec {
+        dram: dram.or(spec.dram),
+        balloon_target: spec.balloon_target.or(emptied),
+        pinned: manifest.spec.pinned.clone(),
+        ..spec
+    }
+}
+
 /// Ends the VM that runs, and makes one of the source with what its user has set.
 fn roll_back(
     registry: &Arc<Registry>,
@@ -190,8 +208,7 @@ fn roll_back(
     layered: &Layered<'_>,
 ) -> Result<CreatedVm, ApiError> {
     let (manifest, image, request) = (layered.manifest, source.id(), layered.request);
-    let spec = running.record.spec.clone();
-    let spec = VmSpec { dram: request.dram.or(spec.dram), ..spec };
+    let spec = rolled_back_spec(&running.record, manifest, request.dram);
     let new = registry.prepare(CreateVm { spec, ..vm }, Some(source))?.with_disks(layered.make()?);
     new.check_instead(running.id)?;
     // If QEMU does not say it, a guest that runs would be taken for one that its user has paused.
@@ -243,4 +260,34 @@ fn end(registry: &Arc<Registry>, running: &Ready) -> Result<(), ApiError> {
         std::thread::sleep(LOOK);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use pagoda_abi::Token;
+
+    use super::*;
+    use crate::images::tests::manifest;
+
+    #[test]
+    fn what_is_found_out_of_a_vm_ends_with_it() {
+        let of = |running: VmSpec, then: VmSpec, dram: Option<u64>| {
+            let manifest = Manifest { spec: then, ..manifest(1, "web1", "one") };
+            let running = Record::new("web1", Token([7; 16]), VmKind::Qemu, &manifest.regions, running);
+            rolled_back_spec(&running, &manifest, dram)
+        };
+        let with = |dram: u64, target: Option<u64>| VmSpec {
+            dram: Some(dram),
+            balloon_target: target,
+            share_group: Some("g".into()),
+            ..VmSpec::default()
+        };
+        let memory: u64 = manifest(1, "web1", "one").regions.iter().sum();
+        assert_eq!(of(with(5, None), VmSpec::default(), None), with(5, None), "its user's");
+        assert_eq!(of(with(5, None), with(9, None), Some(6)), with(6, None));
+        assert_eq!(of(with(5, Some(3)), with(9, Some(1)), None), with(5, Some(3)));
+        assert_eq!(of(with(5, None), with(9, Some(1)), None), with(5, Some(memory)), "somebody empties the balloon");
+        let pinned = VmSpec { pinned: Some("process 1 maps its memory".into()), ..with(5, None) };
+        assert_eq!(of(pinned, VmSpec::default(), None), with(5, None), "nobody maps the memory of the new VM");
+    }
 }

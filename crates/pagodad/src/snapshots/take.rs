@@ -35,7 +35,7 @@ use pagoda_pager::image::{Answer, ImageStage, Ticket};
 use super::disks;
 use crate::disks::{Found, Taking as TakingDisks, find};
 use crate::images::admission::NewImage;
-use crate::images::{Held, refused};
+use crate::images::{Held, as_refused, refused};
 use crate::qmp::Monitor;
 use crate::qmp::state::{self, Pause, RunState, SaveError, Saved, undo};
 use crate::random;
@@ -64,7 +64,7 @@ const BEGIN_MAX: Duration = Duration::from_secs(2);
 pub fn take(registry: &Arc<Registry>, vm: &str, request: &CreateSnapshot) -> Result<Snapshot, ApiError> {
     request.check().map_err(|message| ApiError::new(ErrorCode::BadRequest, message, None))?;
     let name = request.name.clone().unwrap_or_else(|| time::compact(now_ms()));
-    let taking = Taking::check(registry, SnapshotName::new(vm, name), request.disks)?;
+    let taking = Taking::check(registry, SnapshotName::new(vm, name), request.disks).map_err(as_refused)?;
     taking.run()?;
     registry.images.get(&taking.name)
 }

@@ -154,7 +154,7 @@ fn a_second_mapper_pins() -> Result<()> {
     })
 }
 
-fn ram_file_of(pid: u32, vm: &str) -> Result<File> {
+pub fn ram_file_of(pid: u32, vm: &str) -> Result<File> {
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
         if fs::read_link(&path).is_ok_and(|target| target.to_string_lossy().contains(&ram_name(vm))) {

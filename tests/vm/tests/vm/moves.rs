@@ -15,7 +15,7 @@ mod moving;
 mod network;
 mod paused;
 mod postcopy;
-mod processes;
+pub mod processes;
 mod remote;
 mod room;
 

@@ -18,13 +18,13 @@ fn guest(device: &str) -> GuestOptions {
     GuestOptions::new("web1", "").control().more(device).deadline(Duration::from_secs(900))
 }
 
-fn set_pool(daemon: &Daemon, bytes: u64) -> Result<()> {
+pub fn set_pool(daemon: &Daemon, bytes: u64) -> Result<()> {
     daemon.client().patch_host(&HostPatch { pool: Some(bytes), ..HostPatch::default() })?;
     Ok(())
 }
 
 /// Makes the pool so small that `free` per mille of it are free, once a round has counted what the guest has now.
-fn squeeze(daemon: &Daemon, free: u64) -> Result<()> {
+pub fn squeeze(daemon: &Daemon, free: u64) -> Result<()> {
     /// A guest at rest still touches a page now and then.
     const SLACK: u64 = 4 * MIB;
     let counted = || {
@@ -37,7 +37,7 @@ fn squeeze(daemon: &Daemon, free: u64) -> Result<()> {
     set_pool(daemon, used / (1000 - free) * 1000)
 }
 
-fn relieve(daemon: &Daemon) -> Result<()> {
+pub fn relieve(daemon: &Daemon) -> Result<()> {
     set_pool(daemon, RELIEVED)
 }
 

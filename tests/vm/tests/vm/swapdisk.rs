@@ -15,7 +15,7 @@ const SETTLE_MAX: Duration = Duration::from_secs(300);
 const ROOM_BYTES: u64 = 40 * MIB;
 
 /// Takes all but `ROOM_BYTES` of a file system.
-fn fill_up(dir: &Path) -> Result<PathBuf> {
+pub fn fill_up(dir: &Path) -> Result<PathBuf> {
     let stat = rustix::fs::statvfs(dir).context("look at the file system")?;
     let free = stat.f_bavail * stat.f_frsize;
     let path = dir.join("ballast");

@@ -275,10 +275,12 @@ impl Worker {
 
     fn add_job(&self, monitor: &Monitor, disk: usize, of: &CopiedDisk) -> Result<()> {
         let (node, job) = (format!("{NODE}{disk}"), format!("{JOB}{disk}"));
-        // It stays until it is dismissed, so that nobody takes one that has failed for one that has ended well.
+        // It stays until it is dismissed, so that nobody takes one that has failed for one that has ended well. An error pauses it,
+        // and [`clear`] ends it. If it ended by itself while QEMU stops the guest, QEMU 7.2 would leave its filter over the disk for
+        // good, and nothing could copy the disk any more (measured: QEMU 7.2.22, 2026-11-30).
         let mut mirror = json!({
             "job-id": job, "device": of.node(), "target": node, "sync": "full", "auto-dismiss": false,
-            "on-source-error": "report", "on-target-error": "report",
+            "on-source-error": "stop", "on-target-error": "stop",
         });
         if let Some(speed) = self.speed {
             mirror["speed"] = json!(speed);
@@ -319,10 +321,10 @@ impl Worker {
             let jobs = jobs(monitor)?;
             ensure!(jobs.len() == self.disks.len(), "somebody else has ended the copy of a disk");
             self.show(&jobs);
+            if let Some(why) = jobs.iter().find_map(|job| job.error.clone()) {
+                bail!("the last of a disk was not copied: {why}");
+            }
             if jobs.iter().all(|job| job.status == "concluded") {
-                if let Some(why) = jobs.iter().find_map(|job| job.error.clone()) {
-                    bail!("the last of a disk was not copied: {why}");
-                }
                 break;
             }
             ensure!(Instant::now() < deadline, "the last of its disks was not copied in time");
@@ -347,12 +349,27 @@ fn accept(listener: &UnixListener, pid: u32) -> Result<UnixStream> {
 struct Job {
     name: String,
     status: String,
+    /// Why it has failed, or stands still.
     error: Option<String>,
     done: u64,
     total: u64,
 }
 
 impl Job {
+    /// One of `query-block-jobs`, if it is ours.
+    fn of(said: &Value) -> Option<Job> {
+        let text = |field: &str| Some(said.get(field)?.as_str()?.to_owned());
+        let number = |field: &str| said.get(field).and_then(Value::as_u64).unwrap_or(0);
+        let name = text("device").filter(|id| id.starts_with(JOB))?;
+        let paused_by = match said.get("io-status").and_then(Value::as_str) {
+            None | Some("ok") => None,
+            Some("nospace") => Some("No space left on device".to_owned()),
+            Some(_) => Some("Input/output error".to_owned()),
+        };
+        let (done, total, error) = (number("offset"), number("len"), text("error").or(paused_by));
+        Some(Job { name, status: text("status").unwrap_or_default(), error, done, total })
+    }
+
     /// What is written is copied at once. QEMU pauses such a job now and then, which it calls `standby`.
     fn is_ready(&self) -> bool {
         matches!(self.status.as_str(), "ready" | "standby")
@@ -372,16 +389,9 @@ impl Job {
 }
 
 fn jobs(monitor: &Monitor) -> Result<Vec<Job>> {
-    let answer = monitor.execute("query-jobs")?;
+    let answer = monitor.execute("query-block-jobs")?;
     let all = answer.as_array().context("the list of jobs")?;
-    let job = |of: &Value| {
-        let text = |field: &str| Some(of.get(field)?.as_str()?.to_owned());
-        let number = |field: &str| of.get(field).and_then(Value::as_u64).unwrap_or(0);
-        let name = text("id").filter(|id| id.starts_with(JOB))?;
-        let (done, total) = (number("current-progress"), number("total-progress"));
-        Some(Job { name, status: text("status").unwrap_or_default(), error: text("error"), done, total })
-    };
-    Ok(all.iter().filter_map(job).collect())
+    Ok(all.iter().filter_map(Job::of).collect())
 }
 
 /// Ends all of it that QEMU has. The guest notices nothing. May be called again, and for a VM that has nothing of it.
@@ -438,5 +448,19 @@ mod tests {
         }
         assert_eq!(job("concluded", Some("full")).why_ended(&[]).unwrap(), "copy a disk: full");
         assert!(job("ready", None).is_ready() && job("standby", None).is_ready() && !job("running", None).is_ready());
+    }
+
+    #[test]
+    fn a_job_that_an_error_has_paused_has_failed() {
+        let why = |status: &str, io: &str| {
+            let said = json!({ "device": format!("{JOB}0"), "status": status, "io-status": io, "offset": 1, "len": 2 });
+            let job = Job::of(&said).unwrap();
+            assert_eq!((job.done, job.total), (1, 2));
+            job.why_ended(&[])
+        };
+        assert_eq!(why("standby", "ok"), None);
+        assert_eq!(why("standby", "failed").unwrap(), "copy a disk: Input/output error");
+        assert_eq!(why("paused", "nospace").unwrap(), "copy a disk: No space left on device");
+        assert!(Job::of(&json!({ "device": "somebody's", "status": "ready" })).is_none());
     }
 }
