@@ -3,6 +3,7 @@
 //! `virtiofsd` has parsed it, and bounded names, sizes and lists by the request's own length (1 MiB). Numbers in it are the
 //! guest's: those of files and handles are looked up, offsets and sizes are checked by the space.
 
+mod bytes;
 mod convert;
 mod listing;
 pub mod session;
@@ -23,6 +24,7 @@ use virtiofsd::filesystem::{
 };
 use virtiofsd::fuse;
 
+use self::bytes::Bytes;
 use self::convert::{attr, new_node, owner};
 use self::listing::{Blank, Listing};
 use crate::errno::error;
@@ -288,7 +290,7 @@ impl FileSystem for GuestFiles {
         _: Context,
         inode: u64,
         handle: u64,
-        mut r: R,
+        r: R,
         size: u32,
         offset: u64,
         _: Option<u64>,
@@ -299,7 +301,8 @@ impl FileSystem for GuestFiles {
         if u64::from(size) > WRITE_BYTES_MAX {
             return refused(libc::EINVAL);
         }
-        let put = |file: &std::fs::File, at, count| r.write_to_file_at(file, count, at, None);
+        let mut bytes = Bytes::new(r, size as usize);
+        let put = |file: &std::fs::File, at, count| bytes.put(file, at, count);
         let again = if NOW.get().is_again { Again::Yes } else { Again::No };
         let written = self.0.write(HandleId(handle), Ino(inode), offset, u64::from(size), again, put);
         written.map(|bytes| bytes as usize)

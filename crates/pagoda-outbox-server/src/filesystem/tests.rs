@@ -139,6 +139,49 @@ fn df_follows_a_resize_at_once() {
     assert_eq!(errno(files.put(file, 303_104, 10_000, 10_000)), Some(libc::ENOSPC));
 }
 
+/// A request of a program whose memory begins anywhere in a page, as the library writes it: whole buffers, and it fails when these were
+/// more than it was asked for.
+struct Buffers(std::collections::VecDeque<Vec<u8>>);
+
+impl ZeroCopyReader for Buffers {
+    fn write_to_file_at(
+        &mut self,
+        f: &File,
+        mut count: usize,
+        mut off: u64,
+        _: Option<WritevFlags>,
+    ) -> io::Result<usize> {
+        let start = off;
+        while count > 0 {
+            let Some(buffer) = self.0.pop_front() else { break };
+            f.write_all_at(&buffer, off)?;
+            off += buffer.len() as u64;
+            let more = || io::Error::other("Write operation wrote more than requested");
+            count = count.checked_sub(buffer.len()).ok_or_else(more)?;
+        }
+        Ok((off - start) as usize)
+    }
+}
+
+#[test]
+fn a_part_of_a_request_has_room_wherever_the_guests_buffers_end() {
+    let content: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
+    for first in [16, 4080, 4096, 5000] {
+        // 10 pages.
+        let files = files(40_960);
+        let file = files.made("f").unwrap();
+        let (begin, rest) = content.split_at(first);
+        let buffers = Buffers([begin].into_iter().chain(rest.chunks(4096)).map(<[u8]>::to_vec).collect());
+        let (size, none) = (content.len() as u32, None);
+        let written = files.write(context(), file.0, file.1, buffers, size, 0, none, false, false, 0).unwrap();
+        assert_eq!((written, files.space().attributes(Ino(file.0)).unwrap().size), (40_960, 40_960));
+        let mut there = vec![0; 100_000];
+        let length = files.0.memory_files()[0].read_at(&mut there, 0).unwrap();
+        assert!(length == 40_960 && there[..length] == content[..length], "{length} bytes with a buffer of {first}");
+        files.check();
+    }
+}
+
 /// What the daemon hears of files that a guest writes: from their creation to their close, or to the rename that publishes them.
 #[test]
 fn files_that_are_written_are_jobs() {
