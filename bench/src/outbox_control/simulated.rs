@@ -1,4 +1,4 @@
-//! Sizes of outboxes by SLO, in simulation: the standard scenario (bandwidth drop, load step, hidden interference) and a
+//! The same in simulation: the standard scenario (bandwidth drop, load step, hidden interference) and a
 //! harsher one, against the best fixed size for one who knows each phase beforehand, and a PI controller.
 //!
 //! No guest takes part: jobs and networks are simulated. Each round has seeds of its own; they are printed.
@@ -19,7 +19,8 @@ use pagoda_core::policy::Shares;
 use pagoda_core::units::Bytes;
 use testkit::results::report::{Bar, NO_VALUE, Report, median};
 
-use super::{Setup, svg};
+use super::{ERROR_MAX, MEMORY_MAX, SAID_AFTER_MAX, WINDOWS_ABOVE_MAX};
+use crate::{Setup, svg};
 
 /// Seeds of a round. The first of all is one that no constant was chosen with.
 const SEEDS: u64 = 8;
@@ -31,11 +32,6 @@ const PERIODS_HARSH: usize = 30;
 const PERIODS_PREDICTED: usize = 10;
 const MB: f64 = 1e6;
 
-const WINDOWS_ABOVE_MAX: f64 = 10.0;
-const MEMORY_MAX: f64 = 1.25;
-const SAID_AFTER_MAX: f64 = 5.0;
-const ERROR_MAX: f64 = 10.0;
-
 /// All runs of one round.
 struct Round {
     ours: Vec<Vec<PeriodRecord>>,
@@ -43,12 +39,12 @@ struct Round {
     estimate_ms: f64,
 }
 
-/// Runs this bench, and returns its figures and their plot as SVG.
+/// Adds the rows of the simulation, and returns their plot as SVG.
 ///
 /// # Errors
 /// No fixed size keeps the SLO where one has to.
-pub fn run(setup: &Setup) -> Result<(Report, String)> {
-    let mut report = setup.report_of("outbox-control", "simulated");
+pub fn run(setup: &Setup, report: &mut Report) -> Result<String> {
+    let before = report.figures.len();
     let scenario = standard(mean_slo(), PERIODS);
     let best: Vec<Option<Bytes>> =
         scenario.phases.iter().map(|phase| best_static(phase.load, scenario.settings.slo, 17)).collect();
@@ -58,15 +54,18 @@ pub fn run(setup: &Setup) -> Result<(Report, String)> {
         FIRST_SEED + SEEDS * setup.rounds as u64 - 1
     );
     for (nth, phase) in scenario.phases.iter().enumerate() {
-        add_phase(&mut report, &rounds, &scenario, nth, phase.name, best[nth]);
+        add_phase(report, &rounds, &scenario, nth, phase.name, best[nth]);
     }
-    add_whole(&mut report, &rounds, &scenario, &best)?;
-    infeasible(setup, &mut report);
-    predictions(setup, &mut report);
-    two_vms(setup, &mut report)?;
+    add_whole(report, &rounds, &scenario, &best)?;
+    infeasible(setup, report);
+    predictions(setup, report);
+    two_vms(setup, report)?;
     let ms: Vec<f64> = rounds.iter().map(|round| round.estimate_ms).collect();
     report.single("time of a period: simulation and estimate", "ms", &ms, Bar::None);
-    Ok((report, plot(&rounds[0], &scenario, &best)))
+    for figure in &mut report.figures[before..] {
+        figure.name = format!("simulated: {}", figure.name);
+    }
+    Ok(plot(&rounds[0], &scenario, &best))
 }
 
 fn seeds(round: u64) -> std::ops::Range<u64> {
