@@ -34,7 +34,7 @@ impl Job {
 pub struct Progress {
     pub begun: Option<Instant>,
     pub jobs: Vec<Job>,
-    is_over: bool,
+    pub is_over: bool,
 }
 
 /// What the daemon said at a time.
