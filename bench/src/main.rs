@@ -86,9 +86,12 @@ struct Cli {
     /// Directory for swap files, ours and the peers' (default: target/bench)
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc, snapshot, restore, again, migrate, after-move, outbox); results go to out/bench
+    /// Only the cases whose name contains this, such as "random read-write 2x" (overcommit, mrc, snapshot, restore, again, migrate, after-move, outbox, outbox-control); results go to out/bench
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+    /// How long the soak of `outbox-control` lasts, in minutes [default: 60, and 3 with --quick]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1440))]
+    minutes: Option<u64>,
     /// Measure the peers alone
     #[arg(long)]
     peers_only: bool,
@@ -109,6 +112,8 @@ pub struct Setup {
     pub ours: bool,
     /// Part of the name of the cases to run; `None`: all.
     pub only: Option<String>,
+    /// How long a soak lasts, if it is said.
+    pub minutes: Option<u64>,
     /// Of benches of moves.
     pub moves: migrate::options::Options,
 }
@@ -163,21 +168,20 @@ fn run(args: &Cli) -> Result<bool> {
     let dir = args.dir.clone().unwrap_or(target);
     fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
     let has_cases = |name: &Name| {
-        use Name::{AfterMove, Again, Migrate, Mrc, Outbox, Overcommit, Restore, Snapshot};
-        matches!(name, Overcommit | Mrc | Snapshot | Restore | Again | Migrate | AfterMove | Outbox)
+        use Name::{AfterMove, Again, Migrate, Mrc, Outbox, OutboxControl, Overcommit, Restore, Snapshot};
+        matches!(name, Overcommit | Mrc | Snapshot | Restore | Again | Migrate | AfterMove | Outbox | OutboxControl)
     };
     if args.only.is_some() && !names.iter().all(has_cases) {
         bail!(
-            "--only is for `overcommit`, `mrc`, `snapshot`, `restore`, `again`, `migrate`, `after-move` and `outbox`, whose cases are many"
+            "--only is for `overcommit`, `mrc`, `snapshot`, `restore`, `again`, `migrate`, `after-move`, `outbox` and `outbox-control`, whose cases are many"
         );
     }
     let (only, moves) = (args.only.clone(), args.moves.clone());
-    let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only, moves };
+    let setup = Setup { quick: args.quick, rounds, dir, ours: !args.peers_only, only, minutes: args.minutes, moves };
     // Before it is built: what is changed meanwhile is not what was measured.
     let crates = Crates::look()?;
     let names = names.into_iter().map(|name| Ok((name, name.code(&crates)?))).collect::<Result<Vec<_>>>()?;
-    let is_pure =
-        |(name, _): &(Name, String)| matches!(name, Name::Queues | Name::Rmap | Name::Chain | Name::OutboxControl);
+    let is_pure = |(name, _): &(Name, String)| matches!(name, Name::Queues | Name::Rmap | Name::Chain);
     if setup.ours && !names.iter().all(is_pure) {
         Build::Bench.run()?;
     }
@@ -249,7 +253,7 @@ fn run_one(name: Name, code: String, setup: &Setup, json: Option<&Path>) -> Resu
     report.code = code;
     println!("{}took {:.0} s\n", report.table(), began.elapsed().as_secs_f64());
     // Half a measurement must not replace a whole one.
-    let is_part = setup.quick || setup.only.is_some() || setup.moves.is_part();
+    let is_part = setup.quick || setup.only.is_some() || setup.minutes.is_some() || setup.moves.is_part();
     let results = repository().join(if is_part { "out/bench" } else { "bench/results" });
     if setup.ours {
         report.write_json(&results.join(format!("{}.json", name.text())))?;

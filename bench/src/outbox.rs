@@ -16,7 +16,7 @@
 //! The client of nginx asks when the file is closed: before, nginx would give it a part as if that was all. It is told so at once, which
 //! it is not in life.
 
-mod client;
+pub mod client;
 mod figures;
 mod leg;
 mod machine;

@@ -120,6 +120,16 @@ impl Guest {
     /// # Errors
     /// It does not boot.
     pub fn boot_by(words: &[String], dir: &Path, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
+        let guest = Self::begin_boot(words, dir, shape, start)?;
+        guest.wait_booted()?;
+        Ok(guest)
+    }
+
+    /// The same, but for the wait: several guests boot at once.
+    ///
+    /// # Errors
+    /// QEMU does not start.
+    pub fn begin_boot(words: &[String], dir: &Path, shape: &Shape<'_>, start: &Start<'_>) -> Result<Guest> {
         let socket = socket_of(dir, shape.name);
         // Of the guest before.
         let _ = std::fs::remove_file(&socket);
@@ -127,9 +137,15 @@ impl Guest {
         command.args(&words[1..]).args(["-serial", "stdio", "-serial"]);
         command.arg(format!("unix:{},server=on,wait=off", socket.display()));
         command.args(machine_words(shape, start));
-        let guest = Self::spawn(command, &socket)?;
-        guest.port.lines_until("ready").with_context(|| guest.console_text())?;
-        Ok(guest)
+        Self::spawn(command, &socket)
+    }
+
+    /// Waits until it takes commands.
+    ///
+    /// # Errors
+    /// It does not boot.
+    pub fn wait_booted(&self) -> Result<()> {
+        self.port.lines_until(&["ready"]).map(drop).with_context(|| self.console_text())
     }
 
     fn spawn(mut command: Command, socket: &Path) -> Result<Guest> {
@@ -200,7 +216,15 @@ impl Guest {
     /// # Errors
     /// It refuses, or hangs.
     pub fn line(&mut self, kind: &str) -> Result<String> {
-        self.port.line(kind).with_context(|| self.console_text())
+        self.line_of(&[kind])
+    }
+
+    /// The same of several kinds. The reply is one of them: after it there is no more.
+    ///
+    /// # Errors
+    /// It refuses, or hangs.
+    pub fn line_of(&mut self, kinds: &[&str]) -> Result<String> {
+        self.port.line(kinds).with_context(|| self.console_text())
     }
 
     /// Waits until it has done what [`Guest::begin`] asked for.
@@ -295,25 +319,28 @@ impl Port {
     /// # Errors
     /// It refuses, or hangs.
     pub fn end(&mut self, text: &str) -> Result<(Vec<String>, u64)> {
-        let lines = self.lines_until("reply").with_context(|| format!("wait for the end of: {text}"))?;
+        let lines = self.lines_until(&["reply"]).with_context(|| format!("wait for the end of: {text}"))?;
         let reply = lines.last().and_then(|line| Line::parse(line)).context("a reply")?;
         let bad_pages = reply.number("bad").filter(|_| reply.text().starts_with("ok "));
         let bad_pages = bad_pages.with_context(|| format!("{text}: {lines:#?}"))?;
         Ok((lines, bad_pages))
     }
 
-    fn line(&self, kind: &str) -> Result<String> {
-        self.lines_until(kind)?.pop().context("a line")
+    fn line(&self, kinds: &[&str]) -> Result<String> {
+        self.lines_until(kinds)?.pop().context("a line")
     }
 
-    fn lines_until(&self, kind: &str) -> Result<Vec<String>> {
+    fn lines_until(&self, kinds: &[&str]) -> Result<Vec<String>> {
         let deadline = Instant::now() + ANSWER_MAX;
         let mut lines = Vec::new();
         loop {
-            let Output::Line(line) = self.replies.next(deadline) else { bail!("no {kind} from the guest") };
+            let Output::Line(line) = self.replies.next(deadline) else {
+                bail!("no {} from the guest", kinds.join(" or "))
+            };
             let found = Line::parse(&line).map(|line| line.kind.to_owned());
-            let is_last = found.as_deref() == Some(kind);
-            ensure!(is_last || found.as_deref() != Some("reply"), "no {kind} from the guest: {line}");
+            let is_last = found.as_deref().is_some_and(|found| kinds.contains(&found));
+            let is_reply = found.as_deref() == Some("reply");
+            ensure!(is_last || !is_reply, "no {} from the guest: {line}", kinds.join(" or "));
             lines.push(line);
             if is_last {
                 return Ok(lines);

@@ -156,24 +156,29 @@ impl Source {
     }
 }
 
-/// What of a reply's head says where its body ends.
-struct Head {
-    status: u16,
-    length: Option<u64>,
-    is_chunked: bool,
+/// What of a reply's head says where its body ends, and begins.
+pub struct Head {
+    pub status: u16,
+    pub length: Option<u64>,
+    pub is_chunked: bool,
+    /// What was asked for was given back; the rest of the file begins here.
+    pub oldest: Option<u64>,
 }
 
 impl Head {
-    fn read(reader: &mut impl BufRead) -> Result<Head> {
+    /// # Errors
+    /// The connection ends, or this is no head.
+    pub fn read(reader: &mut impl BufRead) -> Result<Head> {
         let first = line(reader)?;
         let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
         let status = status.with_context(|| format!("no HTTP: {first:?}"))?;
-        let mut head = Head { status, length: None, is_chunked: false };
+        let mut head = Head { status, length: None, is_chunked: false, oldest: None };
         loop {
             let text = line(reader)?.to_ascii_lowercase();
             let Some((name, value)) = text.split_once(':') else { break };
             match name {
                 "content-length" => head.length = Some(value.trim().parse().context("a length")?),
+                "x-outbox-oldest" => head.oldest = Some(value.trim().parse().context("an offset")?),
                 "transfer-encoding" => head.is_chunked = value.trim() == "chunked",
                 _ => {}
             }
@@ -183,14 +188,21 @@ impl Head {
     }
 }
 
-fn line(reader: &mut impl BufRead) -> Result<String> {
+/// The next line of a reply, without its end.
+///
+/// # Errors
+/// The connection ends.
+pub fn line(reader: &mut impl BufRead) -> Result<String> {
     let mut text = String::new();
     ensure!(reader.read_line(&mut text).context("read a reply")? > 0, "the connection was closed");
     Ok(text.trim_end().to_owned())
 }
 
 /// The body of a reply that is not wanted.
-fn skip(reader: &mut impl BufRead, head: &Head) -> Result<()> {
+///
+/// # Errors
+/// It has no length.
+pub fn skip(reader: &mut impl BufRead, head: &Head) -> Result<()> {
     let length = head.length.context("a short reply has a length")?;
     std::io::copy(&mut reader.take(length), &mut std::io::sink()).context("read a reply").map(drop)
 }

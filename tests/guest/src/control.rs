@@ -13,7 +13,7 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use crate::params::Step;
 use crate::report::Report;
 use crate::session::Session;
-use crate::{boot, driver, echo, enough, publish, store, tools};
+use crate::{boot, driver, echo, enough, produce, publish, store, tools};
 
 const PORT: &str = "/dev/ttyS1";
 
@@ -102,12 +102,15 @@ fn obey(session: &mut Session<'_>, command: &str, report: &Report) -> Result<Nex
             publish::publish(to, megabytes(mib)?, beside, report)?;
         }
         ["watch", path] => publish::watch(path, report)?,
+        ["jobs", directory, name, ref numbers @ ..] => {
+            produce::Work::parse(directory, name, numbers)?.run(report)?;
+        }
         ["unbind", name] => driver::unbind(name)?,
         ["bind", name] => driver::bind(name)?,
         ["poweroff"] => return Ok(Next::End),
         _ => bail!(
             "unknown command {command:?}; say fill MIB, verify, run PHASE [KEY=VALUE...], idle SECONDS, drop, \
-             swapon DISK, sh LINE, store or check FILE, echo SERVER COUNT BYTES, publish TO MIB [LINE], watch DIRECTORY, bind or unbind DRIVER, or poweroff"
+             swapon DISK, sh LINE, store or check FILE, echo SERVER COUNT BYTES, publish TO MIB [LINE], watch DIRECTORY, jobs DIRECTORY NAME NUMBERS, bind or unbind DRIVER, or poweroff"
         ),
     }
     Ok(Next::Command)

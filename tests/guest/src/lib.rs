@@ -1,6 +1,7 @@
 //! What a test guest and the host must agree on: the pattern that pages and disks carry, and the lines a guest
 //! reports in. The guest itself is this crate's binary; `README.md` beside it is the reference for users.
 
+pub mod jobs;
 pub mod lines;
 pub mod pattern;
 pub mod rng;

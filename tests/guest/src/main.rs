@@ -14,6 +14,7 @@ mod files;
 mod memory;
 mod params;
 mod phases;
+mod produce;
 mod publish;
 mod reboots;
 mod report;

@@ -6,6 +6,9 @@ use crate::{DISK_SEED_DEFAULT, DISK_VERSION, PAGE_SIZE, PAGES_PER_MIB};
 /// It comes in blocks of this size.
 pub const BLOCK_BYTES: usize = 1 << 20;
 
+/// A file has fewer blocks than 2 to this.
+const FILE_BLOCKS_BITS: u32 = 20;
+
 /// Blocks one after another. Each page begins with its number in the stream, so that none passes for another one; the rest is the same in
 /// each block, because a guest that computed it all would measure that.
 #[derive(Debug)]
@@ -22,6 +25,16 @@ impl Stream {
             pattern.content(page, DISK_VERSION).fill_bytes(bytes);
         }
         Stream { block, number: 0 }
+    }
+
+    /// Goes on as the stream of a file, from a block of it on: none of its pages is one of another file's. `file` has 34 bits at most.
+    pub fn begin(&mut self, file: u64, block: u64) {
+        self.number = (file << FILE_BLOCKS_BITS) + block;
+    }
+
+    /// The block that [`Stream::next_block`] gave last.
+    pub fn block(&self) -> &[u8] {
+        &self.block
     }
 
     /// The next block of the stream, which stays as it is until the call after this.
@@ -55,5 +68,19 @@ mod tests {
             .collect();
         assert_eq!(numbers, (0..2 * PAGES_PER_MIB as u64).collect::<Vec<_>>());
         assert!(blocks.chunks_exact(8).filter(|word| *word == [0; 8]).count() < 2, "it has content");
+    }
+
+    #[test]
+    fn files_have_pages_of_their_own_and_can_be_begun_anywhere() {
+        let mut stream = Stream::new();
+        let mut first_words = |file, block| {
+            stream.begin(file, block);
+            let block = stream.next_block().to_vec();
+            assert_eq!(block, stream.block());
+            block[..8].to_vec()
+        };
+        assert_eq!(first_words(0, 0), 0_u64.to_le_bytes());
+        assert_eq!(first_words(5, 2), ((5_u64 << 28) + 512).to_le_bytes());
+        assert_ne!(first_words(1, 0), first_words(2, 0));
     }
 }

@@ -16,7 +16,7 @@ use super::fluid::{JobSize, Moments, pollaczek_khinchine, serve};
 use super::profile::{Job, Period, Profiler};
 use super::rls::Rls;
 use super::settings::SpaceSettings;
-use super::stream::{Inputs, Responses, Stream};
+use super::stream::{Arrivals, Inputs, Responses, Stream};
 use super::units::{RESPONSE_MAX_S, Rate};
 
 /// Fewer jobs say nothing.
@@ -115,7 +115,8 @@ pub struct Estimate {
 pub enum Source {
     /// They arrive whether others have ended or not, and it is said when.
     Open,
-    /// Nobody says when they arrive: each is taken to be submitted when it begins, after others have ended.
+    /// Nobody says when they arrive. A job is taken to be submitted when it begins, after others have ended, unless the profile says
+    /// that jobs queue ([`Profiler::is_queue`]).
     Closed,
 }
 
@@ -199,18 +200,19 @@ impl Estimator {
         let window = profile.window(usize::MAX);
         let drain = profile.drain()?.0 as f64;
         let is_enough = jobs.len() >= JOBS_MIN && window.arrivals > 0 && drain > 0.0;
-        let (thinks_s, parallel) = match self.source {
-            Source::Open => (Vec::new(), 1.0),
-            Source::Closed => (profile.thinks_s(), profile.parallel()),
+        let (arrivals, parallel) = match self.source {
+            Source::Open => (Arrivals::Told, 1.0),
+            Source::Closed if profile.is_queue() => (Arrivals::Hidden, 1.0),
+            Source::Closed => (follow(profile.thinks_s()), profile.parallel()),
         };
         let (arrivals_per_s, window) = (window.arrivals_per_s, self.settings.window);
-        is_enough.then_some(Inputs { arrivals_per_s, jobs, drain, window, thinks_s, parallel })
+        is_enough.then_some(Inputs { arrivals_per_s, jobs, drain, window, arrivals, parallel })
     }
 
     /// The jobs of a period once more, by the model: what it says of just these is not blurred by chance.
     fn learn_response(&mut self, period: &Period, inputs: &Inputs) {
         let Some(first) = period.jobs.first() else { return };
-        if inputs.is_closed() {
+        if inputs.is_from_start() {
             return self.learn_service(period, inputs);
         }
         let drain = inputs.drain;
@@ -248,7 +250,7 @@ impl Estimator {
         let nearly = |part: f64| all.smallest_within(all.best() * part).unwrap_or(self.settings.max);
         let (verdict, needed) = if let Some(help) = self.infeasible(inputs, arrivals, factor) {
             // Without end they would fill any space; jobs that follow each other slow down instead.
-            let is_hopeless = help.is_overloaded && !inputs.is_closed();
+            let is_hopeless = help.is_overloaded && !inputs.is_from_start();
             let size = if is_hopeless { self.settings.min } else { nearly(NEARLY_BEST_INFEASIBLE) };
             (Verdict::Infeasible(help), size)
         } else if let Some(size) = curve.smallest_within(slo.limit_s()) {
@@ -267,10 +269,10 @@ impl Estimator {
         let doubt = 1.0 - 1.0 / (arrivals.max(1) as f64).sqrt();
         let least = Inputs { arrivals_per_s: inputs.arrivals_per_s * doubt, ..inputs.clone() };
         let loads = self.terms(&least, factor);
-        let is_overloaded = loads.network_load >= 1.0 || (loads.compute_load >= 1.0 && !inputs.is_closed());
+        let is_overloaded = loads.network_load >= 1.0 || (loads.compute_load >= 1.0 && !inputs.is_from_start());
         let best = || self.stream.responses(&least, self.settings.max.0 as f64, &self.settings.slo);
         let is_infeasible =
-            (is_overloaded && !inputs.is_closed()) || best().statistic_s * factor > self.settings.slo.limit_s();
+            (is_overloaded && !inputs.is_from_start()) || best().statistic_s * factor > self.settings.slo.limit_s();
         is_infeasible.then(|| self.help(inputs, is_overloaded, factor))
     }
 
@@ -284,11 +286,13 @@ impl Estimator {
         let count = inputs.jobs.len() as f64;
         let compute_mean_s = inputs.jobs.iter().map(|job| job.compute_s).sum::<f64>() / count;
         let output = inputs.jobs.iter().map(|job| job.output).sum::<f64>() / count;
-        let think_s = inputs.thinks_s.iter().sum::<f64>() / inputs.thinks_s.len().max(1) as f64;
         // What jobs would write if none of them waited.
-        let written_per_s = match inputs.is_closed() {
-            true => output / (compute_mean_s + think_s).max(f64::MIN_POSITIVE) * inputs.parallel,
-            false => inputs.arrivals_per_s * output,
+        let written_per_s = match &inputs.arrivals {
+            Arrivals::Follow(thinks_s) => {
+                let think_s = thinks_s.iter().sum::<f64>() / thinks_s.len().max(1) as f64;
+                output / (compute_mean_s + think_s).max(f64::MIN_POSITIVE) * inputs.parallel
+            }
+            Arrivals::Told | Arrivals::Hidden => inputs.arrivals_per_s * output,
         };
         Terms {
             jobs: inputs.jobs.len(),
@@ -321,6 +325,11 @@ impl Estimator {
     }
 }
 
+/// Jobs that follow each other; before two have, as if they were told of.
+fn follow(thinks_s: Vec<f64>) -> Arrivals {
+    if thinks_s.is_empty() { Arrivals::Told } else { Arrivals::Follow(thinks_s) }
+}
+
 /// The least factor of 1 to [`HELP_MAX`] that does.
 fn least_times(does: impl Fn(f64) -> bool) -> Option<f64> {
     if !does(HELP_MAX) {
@@ -347,7 +356,7 @@ fn mean_response_s(jobs: &[Job]) -> f64 {
 fn interval(inputs: &Inputs, means: &Curve, factor: f64) -> Interval {
     let mean_of = |service: &dyn Fn(&JobSize) -> f64| {
         let moments = Moments::of(inputs.jobs.iter().map(service));
-        if inputs.is_closed() {
+        if inputs.is_from_start() {
             return moments.mean_s * factor;
         }
         pollaczek_khinchine(inputs.arrivals_per_s, moments).map_or(RESPONSE_MAX_S, |response| response * factor)

@@ -29,6 +29,18 @@ const CHANGED: f64 = 3.5;
 pub const JOBS_MAX: usize = 512;
 /// Of the drain of the periods before, that a new one is off when it stands for itself.
 const DRAIN_STEP: f64 = 0.15;
+/// A job that begins so soon after the end of another has waited for it: a guest begins the next one of a queue within a part of a job's
+/// time, and needs this at least.
+const QUEUED_GAP_MIN_MS: f64 = 10.0;
+const QUEUED_GAP_PART: f64 = 0.05;
+/// Of the jobs that find another one running where they arrive by chance, so many have to be seen to wait.
+const QUEUED_PART: f64 = 0.6;
+/// A guest that is busy for so much of its time need not have a queue: it may begin a job when another has ended.
+const ALWAYS_BUSY: f64 = 0.95;
+/// More at a time is no queue in which one waits for the other.
+const ONE_AT_A_TIME: f64 = 1.05;
+/// Fewer pauses say nothing.
+const PAUSES_MIN: usize = 10;
 /// So long the transmitter has to have had work in a period, so that its speed can be told.
 const SENDING_MIN: Duration = Duration::from_millis(100);
 
@@ -223,6 +235,27 @@ impl Profiler {
             end_ms = end_ms.max(job.ended_ms);
         }
         if busy_ms == 0 { 1.0 } else { (all_ms as f64 / busy_ms as f64).max(1.0) }
+    }
+
+    /// Whether jobs wait for each other: they run one at a time, the guest is idle at times, and as many begin right after another as would
+    /// if they arrived by chance. Of jobs that arrive by chance as many find another one running as the guest is busy, as a part of its time
+    /// (Wolff: Poisson arrivals see time averages, 1982). Of a guest that makes a pause after each job, next to none do.
+    pub fn is_queue(&self) -> bool {
+        let jobs = self.in_order();
+        let Some((first, later)) = jobs.split_first().filter(|(_, later)| later.len() >= PAUSES_MIN) else {
+            return false;
+        };
+        let busy_ms: u64 = jobs.iter().map(|job| job.ended_ms - job.began_ms).sum();
+        let gap_ms = (QUEUED_GAP_PART * busy_ms as f64 / jobs.len() as f64).max(QUEUED_GAP_MIN_MS) as u64;
+        let (mut end_ms, mut queued) = (first.ended_ms, 0);
+        for job in later {
+            // A job's last request may come after the next one's first.
+            queued += usize::from(job.began_ms.saturating_sub(end_ms) <= gap_ms);
+            end_ms = end_ms.max(job.ended_ms);
+        }
+        let busy = busy_ms as f64 / (end_ms - first.began_ms).max(1) as f64;
+        let is_one_at_a_time = self.parallel() <= ONE_AT_A_TIME;
+        is_one_at_a_time && busy < ALWAYS_BUSY && queued as f64 >= QUEUED_PART * busy * later.len() as f64
     }
 
     /// Jobs in the order in which they began.

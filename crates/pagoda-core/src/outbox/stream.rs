@@ -28,17 +28,26 @@ pub struct Inputs {
     pub drain: f64,
     /// The length of a window.
     pub window: Duration,
-    /// Where nobody says when jobs arrive, each begins so long after the end of one before (a closed queue). Empty: jobs arrive
-    /// whether others have ended or not, and wait for these (an open queue).
-    pub thinks_s: Vec<f64>,
+    pub arrivals: Arrivals,
     /// Of a closed queue: so many run at a time, each with its part of the space and of what drains. At least 1.
     pub parallel: f64,
 }
 
+/// When jobs come, and from when on they are answered.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arrivals {
+    /// They arrive whether others have ended or not, and are answered from then on (an open queue).
+    Told,
+    /// The same, but nobody says when: they wait for each other in the guest, and are answered from their start on.
+    Hidden,
+    /// Each begins so long after the end of one before (a closed queue). Never empty.
+    Follow(Vec<f64>),
+}
+
 impl Inputs {
-    /// Whether jobs follow each other.
-    pub fn is_closed(&self) -> bool {
-        !self.thinks_s.is_empty()
+    /// Whether a response is the job itself, without what it waited for before.
+    pub fn is_from_start(&self) -> bool {
+        self.arrivals != Arrivals::Told
     }
 
     /// What drains of one job, bytes a second.
@@ -118,9 +127,9 @@ impl Stream {
         let mut window_ends_s = window_s;
         // The other draws in reverse: which pause is drawn says nothing of which job.
         for ((gap, pick), other) in self.gaps.iter().zip(&self.picks).zip(self.picks.iter().rev()) {
-            arrived_s = match inputs.is_closed() {
-                true => free_s + picked(&inputs.thinks_s, *other),
-                false => arrived_s + gap / inputs.arrivals_per_s,
+            arrived_s = match &inputs.arrivals {
+                Arrivals::Follow(thinks_s) => free_s + picked(thinks_s, *other),
+                Arrivals::Told | Arrivals::Hidden => arrived_s + gap / inputs.arrivals_per_s,
             };
             let job = picked(&inputs.jobs, *pick);
             let starts_s = f64::max(arrived_s, free_s);
@@ -131,7 +140,7 @@ impl Stream {
                 windows.close();
                 window_ends_s += ((free_s - window_ends_s) / window_s).floor().mul_add(window_s, window_s);
             }
-            let response_s = free_s - arrived_s;
+            let response_s = free_s - if inputs.is_from_start() { starts_s } else { arrived_s };
             windows.current.push(response_s);
             all.push(response_s);
         }

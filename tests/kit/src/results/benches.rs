@@ -95,7 +95,7 @@ pub enum Name {
     Split,
     /// Files that a guest publishes by its outbox, against its own network, nginx in it, and virtiofsd with nginx beside it
     Outbox,
-    /// Sizes of outboxes by SLO in simulation, against the best fixed size and a PI controller
+    /// Sizes of outboxes by SLO, in simulation and with guests, against fixed sizes and a PI controller
     OutboxControl,
     /// All benches, one after another
     All,
@@ -119,14 +119,14 @@ impl Name {
     fn measures(self) -> &'static [&'static str] {
         const HOST: &[&str] = &["pagodad", "pagoda", "pagoda-shim"];
         match self {
-            Self::Queues | Self::OutboxControl => &["pagoda-core"],
+            Self::Queues => &["pagoda-core"],
             Self::Chain => &["pagoda-image"],
             Self::Rmap => &["rmap-io"],
             Self::Nbd | Self::Failover | Self::Drain | Self::Loss | Self::Handover | Self::Disk | Self::Table1 => {
                 &["pagoda", "pagoda-server"]
             }
             Self::Far | Self::Fleet => &["pagodad", "pagoda", "pagoda-server", "pagoda-shim"],
-            Self::Outbox => &["pagodad", "pagoda", "pagoda-outbox-server", "pagoda-shim"],
+            Self::Outbox | Self::OutboxControl => &["pagodad", "pagoda", "pagoda-outbox-server", "pagoda-shim"],
             Self::Ways => &["pagodad", "pagoda", "pagoda-shim", "vm-tests"],
             _ => HOST,
         }

@@ -29,7 +29,7 @@ fn known(load: &Load) -> Inputs {
         jobs: jobs.collect(),
         drain: load.drain.0 as f64,
         window: Duration::from_secs(PERIOD_S),
-        thinks_s: Vec::new(),
+        arrivals: Arrivals::Told,
         parallel: 1.0,
     }
 }

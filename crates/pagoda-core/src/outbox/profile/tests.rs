@@ -59,6 +59,37 @@ fn jobs_follow_each_other_in_lanes() {
     assert_eq!(of(&[(1000, 2000), (3000, 4000), (0, 9000)]), (vec![1.0], 11.0 / 9.0));
 }
 
+/// Jobs of 2 to 3 s: each begins when it arrives and the one before has ended, or a pause after that.
+fn jobs_of(mean_gap_s: f64, pause_s: Option<f64>) -> Profiler {
+    let (mut chance, mut profile) = (Chance::new(4), Profiler::new(0, Counters::default()));
+    let (mut arrives_s, mut free_s) = (0.0, 0.0);
+    let ms = |s: f64| (s * 1000.0) as u64;
+    let jobs: Vec<Job> = (0..300)
+        .map(|_| {
+            arrives_s += mean_gap_s * exponential(&mut chance);
+            let begins_s = pause_s.map_or(f64::max(arrives_s, free_s), |pause_s| free_s + pause_s);
+            free_s = begins_s + 2.0 + chance.below(1000) as f64 / 1000.0;
+            job(ms(begins_s), ms(begins_s), ms(free_s))
+        })
+        .collect();
+    profile.close_period(ms(free_s) + 1, SPACE, Counters::default(), &jobs);
+    profile
+}
+
+#[test]
+fn jobs_that_arrive_by_chance_queue() {
+    for mean_gap_s in [20.0, 6.0, 4.0, 3.0] {
+        assert!(jobs_of(mean_gap_s, None).is_queue(), "one in {mean_gap_s} s");
+    }
+    // Faster than they are done: nobody can tell that from a guest that does one after the other.
+    assert!(!jobs_of(1.0, None).is_queue() && !jobs_of(1.0, Some(0.0)).is_queue());
+    assert!(!jobs_of(1.0, Some(0.5)).is_queue() && !jobs_of(1.0, Some(3.0)).is_queue(), "pauses are no arrivals");
+    let mut lanes = Profiler::new(0, Counters::default());
+    let two: Vec<Job> = (0..40).map(|nth| job(nth / 2 * 3000, nth / 2 * 3000, nth / 2 * 3000 + 2000)).collect();
+    lanes.close_period(2 * MINUTE_MS, SPACE, Counters::default(), &two);
+    assert!(!lanes.is_queue() && !Profiler::new(0, Counters::default()).is_queue());
+}
+
 #[test]
 fn a_drain_is_that_of_times_with_something_to_send() {
     let mut profile = Profiler::new(0, Counters::default());

@@ -4,14 +4,16 @@ use super::judge::{Tally, best_static, long_run_mean_s, said_after, settled_afte
 use super::run::Static;
 use super::scenario::{BASE, Load, PI_IN_HINDSIGHT, harsh, mean_slo, standard};
 use super::*;
-use crate::outbox::control::{Reason, SelfTuning};
+use crate::outbox::control::{Decision, Reason, SelfTuning, Sizer};
 use crate::outbox::estimate::Verdict;
 use crate::outbox::pi::Pi;
+use crate::outbox::profile::{Counters, Job, Profiler};
 use crate::outbox::slo::{Slo, Statistic};
 use crate::outbox::units::Rate;
 use crate::policy::Shares;
 use crate::units::Bytes;
 use proptest::prelude::*;
+use std::time::Duration;
 
 const MB: u64 = 1_000_000;
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=5;
@@ -112,6 +114,58 @@ fn what_no_memory_can_keep_is_said_and_not_hoarded_for() {
             assert!(wrong <= 3, "seed {seed}, phase {phase}: {wrong} of 15 periods");
         }
     }
+}
+
+/// What the daemon has of the same jobs: not when they arrived nor what they computed, and a response is the job itself.
+struct FromStart {
+    tuning: SelfTuning,
+    profile: Profiler,
+    now_ms: u64,
+    counters: Counters,
+    means_s: Vec<Option<f64>>,
+}
+
+impl Sizer for FromStart {
+    fn size(&mut self, profile: &Profiler, space: Bytes) -> Decision {
+        let period = profile.periods().next_back().unwrap();
+        let counted = period.counted.unwrap();
+        self.now_ms += period.length.as_millis() as u64;
+        self.counters.arrivals += counted.arrivals;
+        self.counters.acknowledged += counted.acknowledged;
+        self.counters.sending += counted.sending;
+        let from_start = |job: &Job| Job { arrived_ms: job.began_ms, compute: Duration::ZERO, ..*job };
+        let jobs: Vec<Job> = period.jobs.iter().map(from_start).collect();
+        self.means_s.push(Statistic::Mean.of(&mut jobs.iter().map(Job::response_s).collect::<Vec<f64>>()));
+        self.profile.close_period(self.now_ms, period.space, self.counters, &jobs);
+        self.tuning.size(&self.profile, space)
+    }
+}
+
+/// With pauses drawn one by one, as of a guest that makes them on purpose, jobs that queue up are left out, and more windows are above
+/// the SLO than may be.
+#[test]
+fn jobs_that_queue_in_the_guest_keep_their_slo_though_nobody_says_when_they_arrive() {
+    let slo = Slo { statistic: Statistic::Mean, limit: Duration::from_millis(3000) };
+    let scenario = standard(slo, 60);
+    let (mut above, mut windows) = ([0_usize; 3], [0_usize; 3]);
+    for seed in SEEDS {
+        let mut sizer = FromStart {
+            tuning: SelfTuning::closed(scenario.settings),
+            profile: Profiler::new(0, Counters::default()),
+            now_ms: 0,
+            counters: Counters::default(),
+            means_s: Vec::new(),
+        };
+        run(&scenario, seed, &mut sizer);
+        for phase in 0..3 {
+            let means_s = sizer.means_s[phase * 60..(phase + 1) * 60].iter().flatten();
+            windows[phase] += means_s.clone().count();
+            above[phase] += means_s.filter(|mean_s| **mean_s > slo.limit_s()).count();
+        }
+    }
+    let parts: Vec<f64> = above.iter().zip(&windows).map(|(above, all)| *above as f64 / *all as f64).collect();
+    println!("{parts:.3?} above");
+    assert!(parts.iter().all(|part| *part <= WINDOWS_ABOVE_MAX), "{parts:?}");
 }
 
 #[test]
