@@ -3,11 +3,13 @@
 # what is there already is only looked at, so a second run takes a moment and asks no server.
 #
 #   scripts/install-deps.sh demo    what the demo needs: QEMU, a C compiler with its static C library, cargo
-#   scripts/install-deps.sh test    that, and the tests' file systems, guest tools, libvirt, etcd and a second QEMU
+#   scripts/install-deps.sh test    that, and the tests' file systems, guest tools, libvirt, etcd, S3 servers and a
+#                                   second QEMU
 #   scripts/install-deps.sh all     the same as test (the default)
 #
 # The second QEMU (10, from Debian's backports) is unpacked into out/qemu10 and not installed, so that the
-# distribution's own QEMU stays what `qemu-system-x86_64` means. No service is left running.
+# distribution's own QEMU stays what `qemu-system-x86_64` means. An S3 server (moto, from PyPI) is in an environment of
+# Python's own, out/moto, and another (versitygw, built by Go) in out/versitygw. No service is left running.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -17,7 +19,8 @@ part=${1:-all}
 demo_packages="qemu-system-x86 gcc libc6-dev kmod ca-certificates"
 test_packages="xfsprogs e2fsprogs memtester stress-ng mount libvirt-daemon-system libvirt-clients
 libnbd-bin nbdkit fio qemu-utils etcd-server etcd-client memcached nbd-client curl
-iproute2 util-linux nginx-light redis-server sqlite3 ffmpeg qemu-system-common fuse3 libfuse3-dev libaio-dev liburing-dev"
+iproute2 util-linux nginx-light redis-server sqlite3 ffmpeg qemu-system-common fuse3 libfuse3-dev libaio-dev liburing-dev openssl
+python3-venv"
 
 say() { printf 'install-deps: %s\n' "$*"; }
 die() {
@@ -213,6 +216,55 @@ ensure_qemu10() {
     say "ready: $("$out/qemu10/qemu-system-x86_64" --version | head -n 1)"
 }
 
+# --- S3 servers of the tests ---------------------------------------------------------------------------
+
+# One version, so that what a test says does not depend on the day of the installation.
+moto_version=5.2.1
+
+moto_is_there() { [ "$(cat "$out/moto/version" 2>/dev/null)" = "$moto_version" ] && [ -x "$out/moto/bin/moto_server" ]; }
+
+ensure_moto() {
+    if moto_is_there; then
+        say "moto $moto_version is in out/moto"
+        return 0
+    fi
+    say "installing moto $moto_version from PyPI into out/moto"
+    rm -rf "$out/moto"
+    # The distribution's Python, to which python3-venv belongs.
+    /usr/bin/python3 -m venv "$out/moto" || die "could not make the Python environment out/moto"
+    "$out/moto/bin/pip" install --quiet --disable-pip-version-check "moto[s3,server]==$moto_version" ||
+        die "could not install moto $moto_version from PyPI"
+    "$out/moto/bin/moto_server" --help >/dev/null || die "moto $moto_version was installed into out/moto but does not run"
+    echo "$moto_version" >"$out/moto/version"
+}
+
+# Versity's gateway compares signatures and keeps its files, unlike moto. It is built where Go is new enough; elsewhere the
+# tests that need it say so.
+versitygw_version=v1.8.0
+versitygw_go=1.25
+
+versitygw_is_there() {
+    [ "$(cat "$out/versitygw/version" 2>/dev/null)" = "$versitygw_version" ] && [ -x "$out/versitygw/versitygw" ]
+}
+
+ensure_versitygw() {
+    if versitygw_is_there; then
+        say "versitygw $versitygw_version is in out/versitygw"
+        return 0
+    fi
+    have=$(go env GOVERSION 2>/dev/null | sed -n 's/^go\([0-9.]*\).*/\1/p' || true)
+    if [ -z "$have" ] || ! version_at_least "$have" "$versitygw_go"; then
+        say "no versitygw without Go $versitygw_go or newer: tests that need it say so"
+        return 0
+    fi
+    say "building versitygw $versitygw_version into out/versitygw"
+    if ! GOBIN=$out/versitygw go install "github.com/versity/versitygw/cmd/versitygw@$versitygw_version"; then
+        say "versitygw $versitygw_version could not be built: tests that need it say so"
+        return
+    fi
+    echo "$versitygw_version" >"$out/versitygw/version"
+}
+
 # -------------------------------------------------------------------------------------------------------
 
 for tool in apt-get apt-cache dpkg-query dpkg-deb; do
@@ -231,6 +283,8 @@ test | all)
     # shellcheck disable=SC2086
     install_packages $demo_packages $test_packages
     ensure_cargo
+    ensure_moto
+    ensure_versitygw
     ensure_qemu10
     ;;
 *)
