@@ -10,7 +10,7 @@
 //!
 //! If one of the two ends, clients lose their connections and ask again; the guest notices nothing.
 
-mod answer;
+pub mod answer;
 pub mod client;
 pub mod message;
 mod request;

@@ -8,8 +8,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use serde_json::{Value, json};
 
 use super::site::{Site, not_found, unanswered};
+use crate::link::answer::{Entry, Found};
 use crate::link::client::Files;
-use crate::link::message::{Entry, Found};
 
 /// Of names in links.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');

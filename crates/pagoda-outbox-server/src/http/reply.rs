@@ -14,7 +14,7 @@ use super::body::FileBody;
 use super::connection::Connection;
 use super::range::{Wanted, parse};
 use super::site::{Site, not_found, unanswered};
-use crate::link::message::Found;
+use crate::link::answer::Found;
 
 /// Where what is left of a file begins, if its beginning was delivered and given back.
 const OLDEST: HeaderName = HeaderName::from_static("x-outbox-oldest");

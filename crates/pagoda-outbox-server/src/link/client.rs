@@ -20,7 +20,8 @@ use pagoda_outbox::{Figures, Ino, ReaderId, Refusal, Selection};
 use rustix::fs::FileType;
 use tokio::time::sleep;
 
-use super::message::{Answer, Entry, Found, Path, Request};
+use super::answer::{Answer, Entry, Found};
+use super::request::{Path, Request};
 use super::signs::Signs;
 use super::{Ends, Receiver, Told, send};
 

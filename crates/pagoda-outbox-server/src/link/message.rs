@@ -24,9 +24,6 @@ mod tests;
 
 use pagoda_outbox::limits::{NAME_BYTES_MAX, READERS_MAX};
 
-pub use super::answer::{Answer, Entry, Found};
-pub use super::request::{Path, Request};
-
 /// The kind, and ten words.
 pub(super) const WORDS: usize = 11;
 pub const FRAME_BYTES: usize = WORDS * 8;

@@ -19,7 +19,9 @@ use anyhow::{Context, Result};
 use pagoda_outbox::{Ino, ReaderId, Refusal, Selection, Space};
 use rustix::net::SendFlags;
 
-use super::message::{Answer, ENTRIES_MAX, Entry, Found, Path, Request};
+use super::answer::{Answer, Entry, Found};
+use super::message::ENTRIES_MAX;
+use super::request::{Path, Request};
 use super::signs::Signs;
 use super::{Ends, Receiver, Told, send};
 use crate::keeper::line::Line;

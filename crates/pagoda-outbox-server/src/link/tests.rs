@@ -16,8 +16,10 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::net::SendFlags;
 use vm_memory::{FileOffset, MmapRegion};
 
+use super::answer::{Answer, Entry, Found};
 use super::client::{Files, Given};
-use super::message::{Answer, ENTRIES_MAX, Request};
+use super::message::ENTRIES_MAX;
+use super::request::Request;
 use super::server::Transmitters;
 use super::*;
 use crate::outbox::{Again, Outbox, file_memory};

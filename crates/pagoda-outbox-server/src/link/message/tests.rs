@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use pagoda_outbox::{Ino, Kind, ReaderId, Refusal, Selection, State};
 
 use super::*;
-use crate::link::answer::figures_of;
+use crate::link::answer::{Answer, Entry, Found, figures_of};
+use crate::link::request::{Path, Request};
 
 fn again(packet: &Packet) -> Packet {
     Packet::of(&[&packet.frame()[..], packet.tail()].concat()).unwrap()
