@@ -10,7 +10,7 @@ mod standing;
 use std::os::fd::AsFd;
 
 use anyhow::{Context, Result, ensure};
-use pagoda_api::{SnapshotName, VmInfo};
+use pagoda_api::VmInfo;
 use pagoda_sys::toy::ram::{HugePages, Ram, RamSource};
 use serde_json::json;
 use vm_tests::{Folios, GuestOptions, Lab, MIB, Qemu, wait};
@@ -235,43 +235,6 @@ fn with_two_numa_nodes() -> Result<()> {
 #[test]
 fn with_two_numa_nodes_qemu_10() -> Result<()> {
     numa(Qemu::Ten)
-}
-
-/// A VM that has room for all of its memory is not paged. It is behind a snapshot, until its newest one is removed, and as long as it
-/// reads one.
-#[test]
-fn unarmed() -> Result<()> {
-    Lab::run("a snapshot of an unarmed VM", 1, |lab| {
-        let daemon = lab.daemon(Folios::Large)?;
-        let options = GuestOptions::new("web1", "").control().memory("-m 192M");
-        let mut led = Led::start(lab, &daemon, &options)?;
-        led.control.run("fill 100")?;
-        let is_unarmed = |led: &Led<'_>| led.wait_vm("it is unarmed", |vm| !vm.armed && vm.swapped_bytes == 0);
-        is_unarmed(&led)?;
-        led.take_while_it_writes("one")?;
-        led.take_while_it_writes("two")?;
-        ensure!(led.info()?.armed, "it sees what is written behind its newest snapshot");
-        command_of(&daemon, &["snapshot", "rm", "web1/two"])?;
-        is_unarmed(&led)?;
-        led.control.run("run random passes=1 write=100")?;
-        led.control.run("verify")?;
-
-        led.roll_back("one")?;
-        led.end_writing()?;
-        command_of(&daemon, &["vm", "set", "web1", "--dram", "all"])?;
-        let of = SnapshotName::new("web1", "one");
-        wait::until("it reads the snapshot no more", wait::HANG, || {
-            Ok(daemon.client().snapshot(&of)?.readers.is_empty().then_some(()))
-        })?;
-        is_unarmed(&led)?;
-        led.control.run("run random passes=1 write=50")?;
-        led.control.run("verify")?;
-        led.power_off()?;
-
-        led.restore("one", &[])?;
-        led.end_writing()?;
-        led.power_off()
-    })
 }
 
 /// Another process maps the memory, and could change what a snapshot has. The VM that is put back has memory of its own, which nobody
