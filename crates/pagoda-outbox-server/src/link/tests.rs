@@ -267,9 +267,9 @@ fn a_hostile_process_that_serves_is_not_believed() {
 
     let (theirs, ours) = pair().unwrap();
     let files = Files::new(theirs).unwrap();
-    let entry = |ino| super::message::Entry {
+    let entry = |ino| Entry {
         name: Box::from(*b"n"),
-        found: super::message::Found {
+        found: Found {
             ino: Ino(ino),
             kind: pagoda_outbox::Kind::File,
             state: pagoda_outbox::State::Open,
