@@ -69,7 +69,7 @@ enum Came {
     Up(u64),
 }
 
-/// See the module.
+/// A client that takes files of one guest over one link, as the head of this module says.
 pub struct Client {
     manner: Manner,
     chance: Rng,

@@ -43,7 +43,7 @@ fn steps_of(phases: &[Phase], periods: usize) -> Vec<Step> {
     phases.iter().map(|phase| step(phase.name, phase.load, periods)).collect()
 }
 
-/// The standard scenario.
+/// The steps of the standard scenario, with so many periods a phase.
 pub fn standard(periods: usize) -> Vec<Step> {
     steps_of(&scenario::standard(mean_slo(), periods).phases, periods)
 }

@@ -58,7 +58,7 @@ pub struct Track {
 /// How a course is driven.
 #[derive(Debug, Clone, Copy)]
 pub struct Plans<'a> {
-    /// Of each tenant.
+    /// The steps of each tenant, in the tenants' order.
     pub steps: &'a [Vec<Step>],
     /// Names of files begin with it: those of an earlier course may still be there.
     pub label: &'a str,

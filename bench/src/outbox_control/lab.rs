@@ -27,7 +27,7 @@ const TTL: &str = "60s";
 /// A VM that has ended is forgotten within that, or hangs.
 const GONE_MAX: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// The daemon and guests of a course, as the head of this module says.
 pub struct Lab {
     pub daemon: Daemon,
     cli: Vec<String>,

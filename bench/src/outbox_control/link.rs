@@ -16,7 +16,7 @@ const DEVICE: &str = "bench0";
 const FRAME_BYTES: u64 = 1514;
 const PAYLOAD_BYTES: u64 = 1448;
 
-/// See the module.
+/// A shaped link of one guest's clients, as the head of this module says.
 pub struct Link {
     host: String,
     client: String,

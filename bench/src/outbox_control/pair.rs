@@ -104,7 +104,7 @@ fn shrink_pool(lab: &Lab, wanted: Bytes, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Adds the rows.
+/// Adds the rows of two VMs on a small pool to the report.
 pub fn add<'a>(report: &mut Report, rounds: impl Iterator<Item = &'a Pair>) {
     let rounds: Vec<&Pair> = rounds.collect();
     let Some(first) = rounds.first() else { return };

@@ -96,7 +96,7 @@ struct Requests {
     left: AtomicUsize,
 }
 
-/// See the module.
+/// Takes requests out of the rings and has threads carry them out, as the head of this module says.
 pub struct Backend {
     requests: Arc<Requests>,
     tasks: Sender<Task>,

@@ -31,7 +31,7 @@ const BYTES: usize = DATA as usize + 0x2000;
 pub struct Part {
     pub address: u64,
     pub length: u32,
-    /// [`WRITE`] or 0.
+    /// [`WRITE`] if the device writes these bytes, else 0.
     pub flags: u16,
 }
 

@@ -49,7 +49,7 @@ pub struct InFlight {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {
     pub ring: usize,
-    /// From 1 on.
+    /// Counts the requests that were taken out of the ring, from 1 on.
     taken: u64,
 }
 

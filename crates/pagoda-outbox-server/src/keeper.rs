@@ -75,13 +75,13 @@ pub trait Roles {
 /// What was opened before the host was left.
 #[derive(Debug)]
 pub struct Host {
-    /// Gives random bytes.
+    /// The host's source of random bytes.
     pub random: File,
     /// Takes what nobody is to hear.
     pub quiet: File,
 }
 
-/// QEMU's side.
+/// QEMU's connection, and what it has said on it.
 #[derive(Debug)]
 struct Vmm {
     socket: UnixStream,
@@ -142,7 +142,7 @@ struct Keeper<'a> {
     host: &'a Host,
     /// `None`: QEMU has gone.
     vmm: Option<Vmm>,
-    /// When it has.
+    /// When QEMU went, if it has.
     vmm_gone: Option<Instant>,
     kept: Kept,
     sender: Sender,

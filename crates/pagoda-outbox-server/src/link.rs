@@ -30,17 +30,17 @@ use rustix::net::{
 
 use self::message::{PACKET_BYTES_MAX, Packet};
 
-/// Descriptors of [`Ends`].
+/// How many descriptors [`Ends`] are.
 pub const ENDS: usize = 3;
 
 /// What belongs to the transmitter, or to the process that serves.
 #[derive(Debug)]
 pub struct Ends {
-    /// Questions and answers.
+    /// Carries questions and their answers.
     pub calls: OwnedFd,
     /// What is said without a question.
     pub bell: OwnedFd,
-    /// Memory of [`signs`].
+    /// The memory that [`signs`] are in.
     pub signs: OwnedFd,
 }
 
@@ -90,7 +90,7 @@ fn send(socket: &OwnedFd, packet: &Packet, memory: Option<BorrowedFd<'_>>) -> io
     Ok(())
 }
 
-/// Receives packets.
+/// Receives packets; this is its room for the longest one.
 #[derive(Debug)]
 struct Receiver(Box<[u8]>);
 

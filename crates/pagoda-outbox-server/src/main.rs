@@ -75,7 +75,7 @@ struct Options {
     /// Bytes of the space.
     #[arg(long)]
     space_bytes: u64,
-    /// Where clients connect.
+    /// Address and port to which clients connect.
     #[arg(long)]
     listen: SocketAddr,
     /// Seconds that a write waits for room before it fails with ENOSPC.

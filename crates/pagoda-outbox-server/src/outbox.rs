@@ -142,7 +142,7 @@ impl Outbox {
         Locked::new(lock(&self.space))
     }
 
-    /// Since this began.
+    /// Milliseconds since this process took over or began.
     pub fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
     }
@@ -176,7 +176,7 @@ impl Outbox {
         self.reclaim(excess.min(most))
     }
 
-    /// For the daemon.
+    /// The figures that the daemon asks for.
     pub fn figures(&self) -> OutboxFigures {
         let figures = self.space().figures();
         OutboxFigures {

@@ -320,7 +320,7 @@ pub fn allow_few_calls() -> Result<()> {
     // Threads, and no processes. `clone3` has its flags in memory, where no filter sees them; it is refused below.
     let thread = libc::CLONE_THREAD as u64;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![masked(0, thread, thread)?])?]);
-    // A thread's name.
+    // Threads give themselves a name.
     rules.insert(libc::SYS_prctl, vec![only(0, libc::PR_SET_NAME as u64)?]);
     apply(rules)
 }

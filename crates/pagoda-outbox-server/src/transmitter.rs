@@ -23,7 +23,7 @@ const NAME: &std::ffi::CStr = c"outbox-transmit";
 /// What every transmitter gets.
 #[derive(Debug)]
 pub struct Transmitter {
-    /// The keeper's process.
+    /// Number of the keeper's process, with which this one ends.
     pub keeper: u32,
     pub name: String,
     pub token: String,

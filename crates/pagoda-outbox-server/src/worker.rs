@@ -21,7 +21,7 @@ const EXPIRE_INTERVAL: Duration = Duration::from_secs(1);
 /// What every worker gets.
 #[derive(Debug)]
 pub struct Work {
-    /// The keeper's process.
+    /// Number of the keeper's process, with which this one ends.
     pub keeper: u32,
     pub space_bytes: u64,
     /// How long a write waits for room.

@@ -11,15 +11,15 @@ const FILE_NUMBER_BITS: u32 = 34;
 pub struct Load {
     /// Arrivals in 1000 s, of a Poisson process.
     pub arrivals_per_ks: u64,
-    /// Mean computing time.
+    /// Mean time for which a job computes.
     pub compute_us: u64,
-    /// Mean output.
+    /// Mean number of bytes that a job writes.
     pub output_bytes: u64,
     /// Stages of the Erlang distribution of both: 9 for a coefficient of variation of 1/3.
     pub stages: u32,
 }
 
-/// One job.
+/// One job, before it begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Planned {
     /// After the first moment of the plan.

@@ -20,7 +20,7 @@ const WRITE_BYTES: usize = 64 << 10;
 /// A write of 64 KiB into an outbox takes less than 1 ms under TCG, if the host has CPUs for it.
 const WRITE_FREE: Duration = Duration::from_millis(5);
 
-/// The command `jobs`.
+/// What the command `jobs` was asked to do.
 #[derive(Debug)]
 pub struct Work {
     directory: PathBuf,

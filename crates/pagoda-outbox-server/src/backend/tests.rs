@@ -36,7 +36,7 @@ struct Guest {
     vrings: [Vring; RINGS],
     table_file: File,
     outbox: Arc<Outbox>,
-    /// Notified of answers.
+    /// The ring's call event, which the device notifies of answers.
     call: File,
 }
 
@@ -62,7 +62,7 @@ impl Guest {
         Table::map(self.table_file.try_clone().unwrap()).unwrap()
     }
 
-    /// The next process.
+    /// The next process, which takes over what there is.
     fn start(&self) -> Backend {
         let backend = Backend::start(&self.outbox, self.table()).unwrap();
         backend.update_memory(Atomic::new(self.memory.clone())).unwrap();

@@ -300,11 +300,11 @@ impl Connection {
     }
 }
 
-/// All connections.
+/// All connections that there are, those that have ended and still send among them.
 #[derive(Debug, Clone)]
 pub struct Connections {
     files: Arc<Files>,
-    /// Of each connection.
+    /// What each connection may be sent.
     rate: Rate,
     list: Arc<Mutex<Vec<Arc<Connection>>>>,
 }

@@ -7,7 +7,7 @@ const HEALTHY: Duration = Duration::from_secs(10);
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// The latest pause.
+/// The pause before the latest start; zero if there was none.
 #[derive(Debug, Default)]
 pub struct Backoff(Duration);
 

@@ -26,7 +26,7 @@ const SETTLE_MAX: Duration = Duration::from_millis(100);
 /// How often it is looked whether they have ended.
 const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
-/// What outlives workers.
+/// Memory that outlives the processes that serve.
 #[derive(Debug)]
 pub struct Kept {
     pub memory: HashMap<Ino, OwnedFd>,

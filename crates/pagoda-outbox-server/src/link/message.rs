@@ -99,7 +99,7 @@ impl Packet {
     }
 }
 
-/// The first word.
+/// The first word of a packet, which says what the others mean.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kinds {
     Find = 1,

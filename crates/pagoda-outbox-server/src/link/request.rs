@@ -5,7 +5,7 @@ use pagoda_outbox::{Ino, ReaderId, Selection};
 
 use super::message::{Kinds, PATH_BYTES_MAX, Packet, Rest, put_name, put_words};
 
-/// No end.
+/// In the place of a selection's end: it has none.
 const NO_END: u64 = u64::MAX;
 
 /// Names from the root on.

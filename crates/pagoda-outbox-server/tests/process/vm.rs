@@ -36,7 +36,7 @@ const REQUEST_BYTES: u64 = 0x400;
 const ANSWER: u64 = 0x200;
 /// What a write takes its bytes from.
 const CONTENT: u64 = 0x2_0000;
-/// Flags of descriptors.
+/// Flags of descriptors (virtio 1.2, 2.7.5).
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 

@@ -98,7 +98,7 @@ fn its_space_follows_an_slo() -> Result<()> {
         );
         ensure!(after.pid == hopeless.pid, "another process serves");
 
-        // By hand again.
+        // The size is set by hand again.
         let fixed = outbox(&daemon, &["set", "web1", "--space", "2M"])?;
         ensure!(fixed.auto.is_none() && fixed.space_bytes == 2 * MIB, "{fixed:#?}");
         control.sh("touch /tmp/stop")?;
