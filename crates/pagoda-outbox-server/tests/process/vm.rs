@@ -104,6 +104,7 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
             return found;
         }
         assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
+        // As tests/kit looks for what notifies of nothing: memory in common, and other processes.
         std::thread::park_timeout(Duration::from_millis(2));
     }
 }
